@@ -25,7 +25,7 @@ class _Lengths(NamedTuple):
     entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
     chains: tuple = (8, 32)
     round: int = 200  # steps
-    work: float = 8e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    work: float = 6.5e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
     rounds: tuple = (4, 64)
@@ -185,33 +185,43 @@ class ModelChains:
         fit = law.log_fit(self.log_ratio, given.log_det, given.square)
         gain = law.gains(others, given, self.log_ratio)
         more = law.log_prior[size + 1] - law.log_prior[size] + np.log((size + 2.0) / (size + 3) / 2)
-        gain[:, :-1] += more[:, None]
+        gain[:, :-1] += more[:, None].astype(gain.dtype)
         rows, places = np.nonzero(others < law.d)
         inside = rows, others[rows, places]
         gain[inside] = -np.inf
         density = np.mean(fit + law.log_prior[size])
         gain -= gain.max(axis=1, keepdims=True)
         share = np.exp(gain, out=gain)
-        new = self._drawn(share)
         share /= share.sum(axis=1, keepdims=True)
+        new = self._drawn(share)
         self.models[self._chain, size] = new
         self.size = size + (new < law.d)
         return share, inside, size, density
 
     def _drawn(self, weight):
-        """Draw a place in each row of weights."""
+        """Draw a place in each row of weights: a block of places, and one of the block."""
+        width = weight.shape[1]
+        step = int(np.sqrt(width))
+        starts = np.arange(0, width, step)
+        first = starts[self._place(np.add.reduceat(weight, starts, axis=1))]
+        own = np.minimum(first[:, None] + np.arange(step), width)
+        end = np.where(own < width, weight[self._chain[:, None], own % width], 0.0)
+        return np.minimum(first + self._place(end), width - 1)
+
+    def _place(self, weight):
+        """Draw a place in each row of few weights."""
         total = np.cumsum(weight, axis=1)
         level = self.rng.random(len(weight)) * total[:, -1]
-        return np.minimum((total <= level[:, None]).sum(axis=1), weight.shape[1] - 1)
+        return (total[:, :-1] <= level[:, None]).sum(axis=1)
 
     def _move_ratio(self):
         """Draw the log ratio of each chain from the points of a lattice of random width on it."""
         low, high = self.law.bounds
         if low == high:
             return
-        width = self.rng.uniform(0.3, 0.6, len(self.size))
+        width = self.rng.uniform(0.5, 1.0, len(self.size))
         first = low + (self.log_ratio - low) % width
-        points = first[:, None] + width[:, None] * np.arange(int((high - low) / 0.3) + 1)
+        points = first[:, None] + width[:, None] * np.arange(int((high - low) / 0.5) + 1)
         models = self.models[:, : max(int(self.size.max()), 1)]
         value = self.law.along_ratios(models, np.minimum(points, high))
         value[points > high] = -np.inf
@@ -226,21 +236,23 @@ class ModelChains:
 
     def round(self, n_steps):
         """Go some steps; return the `ModelDraws`."""
-        seen, drawn = np.zeros((2, len(self.size), self.law.d))
+        seen, drawn = np.zeros((2, len(self.size), self.law.d + 1), np.float32)
         density, models, ratios = 0.0, [], []
         for k in range(n_steps):
             self._take_out()
             share, inside, size, fit = self._put_in()
-            seen += share[:, :-1]
+            seen += share
             seen[inside] += 1.0
-            drawn += share[:, :-1] * (size[:, None] + 3)
+            share *= (size[:, None] + 3).astype(share.dtype)
+            drawn += share
             density += fit / n_steps
             if k % _LENGTHS.ratio_every == 0:
                 self._move_ratio()
             models.append(self.models.copy())
             ratios.append(self.log_ratio)
         weight = [np.ones(len(ratios[0]))] * n_steps
-        return ModelDraws(models, ratios, weight, seen / n_steps, drawn / n_steps, density)
+        means = np.stack([seen, drawn], dtype=float)[:, :, :-1] / n_steps
+        return ModelDraws(models, ratios, weight, means[0], means[1], density)
 
 
 def sample_models(law, seed, max_rounds, told):
@@ -277,13 +289,25 @@ def all_models(law):
     weight /= weight.sum()
     inclusion = np.bincount(models.ravel(), np.repeat(weight.sum(axis=1), law.d))[: law.d]
     level = float(np.sum(weight * density))
-    if weight.size > _LENGTHS.kept:  # evenly, as many as are kept
-        place = (np.arange(_LENGTHS.kept) + 0.5) / _LENGTHS.kept
-        chosen = np.minimum(np.searchsorted(np.cumsum(weight), place), weight.size - 1)
-        weight = np.bincount(chosen, minlength=weight.size).reshape(weight.shape)
+    if weight.size > _LENGTHS.kept:
+        weight = _thinned(weight, _LENGTHS.kept // 4)
     model, point = np.nonzero(weight)
     both = np.stack([inclusion, inclusion])  # without error
     return ModelDraws([models[model]], [ratio[point]], [weight[model, point]], both, both, level)
+
+
+def _thinned(weight, n_kept):
+    """Return weights of which few are left, the heavy ones as they were (Fearnhead, Clifford 2003).
+
+    The others have one weight, and are chosen evenly, so that no light one counts for much.
+    """
+    flat = np.sort(weight[weight > 0])
+    # the least share at which the weights above it, and the sum of those below, make n_kept
+    least = flat[np.argmax(np.cumsum(flat) / flat + np.arange(flat.size)[::-1] <= n_kept)]
+    light = weight <= least
+    order = np.cumsum(np.where(light, weight, 0.0)).reshape(weight.shape) / least + 0.5
+    passed = np.floor(order) > np.floor(order - weight / least)
+    return np.where(light, passed * least, weight)
 
 
 def best_model(law, seed):

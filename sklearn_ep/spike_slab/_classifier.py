@@ -4,17 +4,16 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 
 from .._engine.hyper import mixture_moments, mixture_quantiles
-from .._estimator.annotations import RowsLike, Seed
+from .._estimator.annotations import RowsLike
 from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import check_common, check_number, check_number_or_auto, is_single
+from .._estimator.checks import check_common, check_number_or_auto, is_single
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import CoefficientReport
+from ._fit import keep
 from ._plan import ACCEPT_SPARSE
 from ._probit import fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport
@@ -206,12 +205,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         plan = make_plan(self, X, y, sample_weight)
         monitor = FitMonitor(self, X, y, self.max_iter, lambda state: state_attributes(plan, state))
         found = fitted_attributes(plan, self, monitor)
-        history = monitor.completed(found["history_"], found["log_evidence_"], found)
-        monitor.finish()
-        found |= {"history_": history, "n_iter_": len(history["residual"])}
-        for name, value in found.items():
-            setattr(self, name, value)
-        self._fitted_single = is_single(X)
+        keep(self, found, monitor, is_single(X))
         if not self.converged_:
             warn_not_converged(self)
         return self
@@ -242,33 +236,3 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
             "prior inclusion": self.prior_inclusion_,
             "expected model size": self.expected_model_size_,
         }
-
-    def _log_weights(self, rows, n_draws, rng):
-        return None, self._remarks
-
-    def sample_posterior(
-        self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
-    ) -> np.ndarray:
-        """Draw coefficients from the approximate posterior, each draw from one of the nodes.
-
-        Parameters
-        ----------
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed.
-        exact_zeros : bool, default=False
-            Whether coefficients are exactly zero as often as they are out of the model. By default
-            draws are normal at each node, which have the moments of `coef_`, `covariance` and the
-            latent values.
-
-        Returns
-        -------
-        coef : ndarray of shape (n_samples, d) or (n_samples, d + 1)
-            Draws, the intercept in the last column when one was fitted. With zeros they are those
-            of `SpikeSlabRegressor` for the sites of the rows, at the same cost.
-        """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = check_random_state(random_state)
-        return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)

@@ -12,15 +12,13 @@ import numpy as np
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._energy import SMALLEST_SITE
+from ._energy import ROUNDING, SMALLEST_SITE
 
 # Newton steps of one inner solve, four to eight as a rule.
 NEWTON_STEPS = 40
 # Scaled gradient at which an inner problem counts as solved: the energy then falls monotonically.
 _SOLVED = 1e-9
-# Promised rise of the energy that is rounding, relative to 1 + |E|.
-ROUNDING = 1e-11
-_AT_BOUND = 1.0 + 1e-6
+_AT_BOUND = 1.0 + 1e-6  # times a bound, rounding left out: a site up to there rests on it
 
 
 class _Saddle:
@@ -138,7 +136,7 @@ def double_loop(state, *, max_iter, tol, monitor=SILENT):
 
     def accept(current, candidate):
         before = current.record["objective"]
-        enough = before - current.record["fall"] + 1e-11 * (1 + abs(before))
+        enough = before - current.record["fall"] + ROUNDING * (1 + abs(before))
         return candidate.record["objective"] <= enough
 
     start = np.stack([state.mean, np.log(state.var)])

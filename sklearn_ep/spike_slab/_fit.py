@@ -122,6 +122,15 @@ def state_attributes(units, state):
     }
 
 
+def keep(estimator, found, monitor, single):
+    """Keep the attributes that a fit found, its history completed by the monitor."""
+    history = monitor.completed(found["history_"], found["log_evidence_"], found)
+    monitor.finish()
+    found |= {"history_": history, "n_iter_": len(history["residual"]), "_fitted_single": single}
+    for name, value in found.items():
+        setattr(estimator, name, value)
+
+
 def ep_attributes(plan, monitor):
     """Learn what is free, run the starts, then integrate; the monitor watches the run kept."""
     h, sites = plan.space.value, None if plan.warm is None else plan.warm[1]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import betaln, gammaln, logsumexp
+from scipy.special import gammaln, logsumexp
 from sklearn.utils import gen_batches
 
 from ._hyperparameters import NOISE_FLOOR
@@ -18,7 +18,6 @@ from ._hyperparameters import NOISE_FLOOR
 _RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
 _FINE = 0.05  # of log ratios: an integral over them to the last digit
 _BATCH = 256  # models that are solved at a time
-_WIDTHS = 2  # parts of models, by size: zeros that fill them up are multiplied as well
 _STORED = 2**24  # entries of products of columns
 # Rows, and rows times ratio, up to which gains are had in single precision: within 3e-3.
 _SINGLE_ROWS, _SINGLE_RATIO = 1e5, 1e4
@@ -110,13 +109,11 @@ class ModelLaw:
     @cached_property
     def log_prior(self):
         """Log prior probability of a model of k columns, k = 0, ..., d, and -inf for one more."""
-        k = np.arange(self.d + 1)
         if self._free_inclusion:
-            b = self.prior.misses
-            value = betaln(1.0 + k, b + self.d - k) - betaln(1.0, b)
+            value = self.prior.log_density_of_sizes(self.d)
         else:
             logit = self.space.value[2]
-            value = k * logit - self.d * np.logaddexp(0.0, logit)
+            value = np.arange(self.d + 1) * logit - self.d * np.logaddexp(0.0, logit)
         return np.append(value, -np.inf)
 
     @cached_property
@@ -169,19 +166,13 @@ class ModelLaw:
 
         In single precision, where it is fast, for up to some thousand rows and no large ratio.
         """
-        ratio, size = np.exp(log_ratio)[:, None], np.count_nonzero(models < self.d, axis=1)
+        ratio = np.exp(log_ratio)[:, None]
         single = self.n_rows < min(_SINGLE_ROWS, _SINGLE_RATIO / ratio.max() / self.space.size)
         kind = np.float32 if single else np.float64
-        # 1 + ratio x'C^-1 x, and what a column takes of the square, by x'C^-1 y
-        pivot, fall = np.empty((2, len(models), self.d + 1), kind)
-        for some in np.array_split(np.argsort(size), _WIDTHS):
-            own = slice(max(int(size[some].max(initial=0)), 1))
-            root, half = (
-                a[some].astype(kind) for a in (given.root[:, own, own], given.half[:, own])
-            )
-            image = root @ self.products.with_all(models[some, own], kind)
-            fall[some] = self.Xy - (half[:, None] @ image)[:, 0]
-            pivot[some] = self.products.squares - np.einsum("mij,mij->mj", image, image)
+        image = given.root.astype(kind) @ self.products.with_all(models, kind)
+        # what a column takes of the square, by x'C^-1 y, and 1 + ratio x'C^-1 x
+        fall = self.Xy.astype(kind) - (given.half.astype(kind)[:, None] @ image)[:, 0]
+        pivot = self.products.squares.astype(kind) - np.einsum("mij,mij->mj", image, image)
         np.maximum(pivot, 0.0, out=pivot)
         ratio = ratio.astype(kind)
         pivot *= ratio

@@ -430,10 +430,7 @@ def mixture_of_draws(units, law, draws, seed):
     logit, inside = np.full(len(square), law.space.value[2]), models < d
     expected = expit(logit)
     if law.space.free[2]:
-        size, misses = inside.sum(axis=1), law.prior.misses
-        expected = (1.0 + size) / (1.0 + misses + d)
-        logit = np.log(rng.standard_gamma(1.0 + size))
-        logit -= np.log(rng.standard_gamma(misses + d - size))
+        expected, logit = law.prior.inclusions_given(inside.sum(axis=1), d, rng)
     root = np.exp(0.5 * log_noise)[:, None, None] * root
     inclusion = draws.inclusion[np.argsort(law.order)]
     columns = np.flatnonzero(inclusion > CANDIDATE)

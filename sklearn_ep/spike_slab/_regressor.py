@@ -6,7 +6,6 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
@@ -15,7 +14,14 @@ from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
-from ._fit import DrawsSoFar, chain_attributes, ep_attributes, state_attributes, warn_not_mixed
+from ._fit import (
+    DrawsSoFar,
+    chain_attributes,
+    ep_attributes,
+    keep,
+    state_attributes,
+    warn_not_mixed,
+)
 from ._plan import ACCEPT_SPARSE, dense_blocks, dense_rows, make_plan, statistics_of_products
 from ._support import CredibleSets, FeatureSupport, find_sets
 
@@ -183,11 +189,11 @@ class SpikeSlabRegressor(
     models. Rounds of 200 steps end when the share of models with a column has a standard error
     below .005 for every column, or at a limit of work; the first quarter is thrown away. A
     ConvergenceWarning says when the error of an inclusion is above .05. The prior of the root of r
-    is then half-Cauchy, since effects are often small. About log(1 + m) columns are expected, for m
-    independent columns with the same sum of squared correlations, so that copies of columns change
-    nothing. Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other
-    algorithms use EP. A step costs O(k^2 d) with k columns in, whatever n: 574 rows of 1,001
-    variants take about 1.5 CPU seconds.
+    is then half-Cauchy, since effects are often small. The expected number of columns is
+    log-uniform between one and m, and integrated, for m independent columns with the same sum of
+    squared correlations, so that copies of columns change nothing. Models of more than 50 columns,
+    `groups`, ``hyperparameters="mode"`` and other algorithms use EP. A step costs O(k^2 d) with k
+    columns in, whatever n: 574 rows of 1,001 variants take about 1.5 CPU seconds.
 
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns
@@ -331,14 +337,9 @@ class SpikeSlabRegressor(
         found = chain_attributes(plan, monitor) if plan.by_chains else None
         if found is None:
             found = ep_attributes(plan, monitor)
-        history = monitor.completed(found["history_"], found["log_evidence_"], found)
-        monitor.finish()
-        found |= {"history_": history, "n_iter_": len(history["residual"])}
         for name in {"site_precision_", "site_shift_"} & vars(self).keys():
             delattr(self, name)  # a fit by chains has none
-        for name, value in found.items():
-            setattr(self, name, value)
-        self._fitted_single = plan.single
+        keep(self, found, monitor, plan.single)
         if not self.converged_:
             (warn_not_mixed if self.algorithm_used_ == "chains" else warn_not_converged)(self)
         return self
@@ -505,53 +506,6 @@ class SpikeSlabRegressor(
         X1 = dense_rows(self._check_new(X1))
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
         return self._posteriors[0].response_covariance(X1, X2)
-
-    def sample_posterior(
-        self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
-    ) -> np.ndarray:
-        """Draw coefficients from the approximate posterior, each draw from one of the nodes.
-
-        Parameters
-        ----------
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed.
-        exact_zeros : bool, default=False
-            Whether coefficients are exactly zero as often as they are out of the model, those of a
-            group together. By default draws are normal at each node, with the moments that `coef_`,
-            `covariance` and `predict` state. Take zeros to compare models, and for sums of a few
-            coefficients in doubt.
-
-        Returns
-        -------
-        coef : ndarray of shape (n_samples, d) or (n_samples, d + 1)
-            Draws, the intercept in the last column when one was fitted. Each costs O(d^2), for d >
-            n O(n d). Exact zeros cost O(n^2 d) one to twenty times more for each node with d > n:
-            columns of least inclusion are drawn in blocks of an eighth of the expected model, until
-            no more columns than rows are left.
-
-        Notes
-        -----
-        A fit by chains or enumeration has drawn its models: coefficients of a draw are zero or
-        normal, with `exact_zeros` or without, and their moments are those of the attributes.
-
-        Otherwise `exact_zeros` draws the coefficients one after another in random order, each from
-        its prior times the Gaussian posterior given those before it. The sites of coefficients
-        still to be drawn stay those of EP, which is an approximation. With more rows than columns,
-        inclusion, means and standard deviations of such draws agreed with the attributes to .02
-        standard deviations in examples. With fewer rows they may differ: in one example of 14 rows
-        and 25 columns means differed by .14 standard deviations. A group that is in is drawn
-        jointly; one of more columns than rows is in as often as its columns together say. Exact
-        copies of a column are in too often. Columns of inclusion below 1e-8 are never in.
-        """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = check_random_state(random_state)
-        return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)
-
-    def _log_weights(self, rows, n_draws, rng):
-        return None, self._remarks
 
     def credible_sets(self, level: float = 0.95, purity: float = 0.5) -> CredibleSets:
         """Sets of correlated features of which at least one is in the model.

@@ -5,20 +5,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.annotations import Seed
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed, frame_of, text_table
 
 
 class FeatureSupport:
-    """Selection of features by the `inclusion_proba_` of a fitted estimator, and covariances."""
+    """What both estimators do with `_posteriors` and inclusions: select features, draw."""
 
     inclusion_proba_: np.ndarray
     expected_model_size_: float
     slab_variance_: Any
     prior_inclusion_: Any
     _posteriors: Any
+    _remarks: Any
 
     def get_support(self, threshold: float = 0.5, fdr: float | None = None) -> np.ndarray:
         """Features that are in the model with more than a given probability.
@@ -45,6 +48,50 @@ class FeatureSupport:
         check_number("fdr", fdr, 0, 1, boundaries="neither")
         return expected_false(self.inclusion_proba_, fdr)
 
+    def sample_posterior(
+        self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
+    ) -> np.ndarray:
+        """Draw coefficients from the approximate posterior, each draw from one of the nodes.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState instance or None, default=None
+            Seed.
+        exact_zeros : bool, default=False
+            Whether coefficients are exactly zero as often as they are out of the model, those of a
+            group together. By default draws are normal at each node, with the moments that `coef_`,
+            `covariance` and predictions state. Take zeros to compare models, and for sums of a few
+            coefficients in doubt.
+
+        Returns
+        -------
+        coef : ndarray of shape (n_samples, d) or (n_samples, d + 1)
+            Draws, the intercept in the last column when one was fitted. Each costs O(d^2), for d >
+            n O(n d). Exact zeros cost O(n^2 d) one to twenty times more for each node with d > n:
+            columns of least inclusion are drawn in blocks of an eighth of the expected model, until
+            no more columns than rows are left.
+
+        Notes
+        -----
+        A regression by chains or enumeration has drawn its models: coefficients of a draw are zero
+        or normal, with `exact_zeros` or without, and their moments are those of the attributes.
+
+        Otherwise `exact_zeros` draws the coefficients one after another in random order, each from
+        its prior times the Gaussian posterior given those before it. The sites of coefficients
+        still to be drawn stay those of EP, which is an approximation. With more rows than columns,
+        inclusion, means and standard deviations of such draws agreed with the attributes to .02
+        standard deviations in examples. With fewer rows they may differ: in one example of 14 rows
+        and 25 columns means differed by .14 standard deviations. A group that is in is drawn
+        jointly; one of more columns than rows is in as often as its columns together say. Exact
+        copies of a column are in too often. Columns of inclusion below 1e-8 are never in.
+        """
+        check_is_fitted(self)
+        check_number("n_samples", n_samples, 1, integer=True)
+        rng = check_random_state(random_state)
+        return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)
+
     def covariance(self, features: ArrayLike) -> np.ndarray:
         """Posterior covariance of some coefficients.
 
@@ -61,6 +108,9 @@ class FeatureSupport:
         check_is_fitted(self)
         index = np.arange(len(self.inclusion_proba_))[np.asarray(features)]
         return self._posteriors[0].block(index)
+
+    def _log_weights(self, rows, n_draws, rng):
+        return None, self._remarks
 
 
 @dataclass(frozen=True, repr=False)

@@ -77,14 +77,14 @@ def test_inclusions_of_singles_and_pairs_are_those_of_all_models(name, d, used):
 
 
 def test_noise_ratio_and_inclusion_are_integrated_out():
-    """Quadrature over log noise and ratio for each of 16 models; the inclusion by its Beta."""
+    """Quadrature over log noise, ratio and expected number of columns for each of 16 models."""
     X, y = correlated("all at .99", 5, n=30)
     X, y = X[:, :4], y - y.mean()
     reg = SpikeSlabRegressor(**PLAIN).fit(X, y)
     assert reg.algorithm_used_ == "enumeration"
     size, d, n = np.mean(X**2), 4, len(y)
     worth = LinearModel(X, y).n_independent(n)
-    misses = max(1.0, d / np.sqrt(worth))
+    misses = np.maximum(1.0, d / worth ** ((np.arange(400) + 0.5) / 400))
     log_r, log_s = np.linspace(np.log(1e-6), np.log(1e8), 500), np.linspace(-4, 4, 400)
     total, on, noise = [], [], []
     for i in range(16):
@@ -98,7 +98,7 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
         )
         prior = 0.5 * log_r - np.logaddexp(0, log_r) - betaln(0.5, 0.5)
         k = bits.sum()
-        prior = prior + betaln(1 + k, misses + d - k) - betaln(1, misses)
+        prior = prior + np.log(np.mean(np.exp(betaln(1 + k, misses + d - k) - betaln(1, misses))))
         cells = fit + prior[:, None] + np.log((log_r[1] - log_r[0]) * (log_s[1] - log_s[0]))
         total.append(logsumexp(cells))
         on.append(bits)
@@ -189,6 +189,16 @@ def test_ep_answers_where_columns_are_not_correlated_or_when_asked():
     assert SpikeSlabRegressor().fit(X, y, groups=np.arange(14) // 2).algorithm_used_ != "chains"
     ours.fit(X, y)
     assert ours.algorithm_used_ == "chains" and not hasattr(ours, "site_precision_")
+
+
+def test_ep_answers_where_most_of_many_columns_are_in(monkeypatch):
+    """Fifty by default, and half of them: fewer here, as chains are slow with so many."""
+    monkeypatch.setattr(_chains, "_LENGTHS", _chains._LENGTHS._replace(dense=10))
+    X, _ = correlated("chain of both signs", 20, n=60, seed=6)
+    y = 3 * X.sum(axis=1) + np.random.default_rng(0).normal(size=60)
+    given = dict(noise_variance=1.0, slab_variance=9.0, prior_inclusion=0.9)
+    reg = SpikeSlabRegressor(**given).fit(X, y)
+    assert reg.algorithm_used_ in ("ep", "convergent") and reg.expected_model_size_ > 15
 
 
 def test_independent_columns_of_few_rows_are_not_taken_for_correlated():

@@ -9,7 +9,6 @@ from sklearn.base import clone
 
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep._estimator import row_parts
-from sklearn_ep._estimator.row_parts import merged, statistics_of_part
 
 
 def make(n=400, d=12, off=0.0, seed=0):
@@ -68,27 +67,23 @@ def test_sparse_parts_loaders_and_workers():
     assert b.n_features_in_ == 20 and not hasattr(b, "feature_names_in_")
 
 
-def test_a_sparse_part_without_full_rank_has_a_root():
+def test_a_sparse_part_need_not_have_full_rank():
     X, y = make(300, 5)
-    X[:, 3] = X[:, 2]
+    X[:, 3] = X[:, 2] + X[:, 1]
     X[:, 4] = 0.0
-    dense, sparse = (statistics_of_part((Z, y), 0) for Z in (X, sp.csr_matrix(X)))
-    np.testing.assert_allclose(dense.mean, sparse.mean, atol=1e-12)
-    np.testing.assert_allclose(
-        dense.root.T @ dense.root, sparse.root.T @ sparse.root, atol=1e-9 * 300
-    )
+    dense, sparse = (SpikeSlabRegressor().fit(cut(Z, y, 2)) for Z in (X, sp.csr_matrix(X)))
+    assert_same(dense, sparse)
+    assert_same(SpikeSlabRegressor().fit(X, y), sparse)
 
 
-def test_statistics_merge_in_any_tree():
+@pytest.mark.parametrize("sizes", [(1, 199), (100, 1, 99), (60, 20, 20, 20, 80)])
+def test_parts_of_any_sizes_merge_to_the_same(sizes):
     X, y = make(200, 4, off=1e3)
-    a, b, c = (statistics_of_part(p, 0) for p in cut(X, y, 3))
-    left, right = merged(merged(a, b), c), merged(a, merged(b, c))
-    whole = statistics_of_part((X, y), 0)
-    for other in (left, right):
-        np.testing.assert_allclose(other.mean, whole.mean, rtol=1e-13)
-        np.testing.assert_allclose(
-            other.root.T @ other.root, whole.root.T @ whole.root, rtol=1e-10, atol=1e-8
-        )
+    ends = np.cumsum(sizes)[:-1]
+    parts = list(zip(np.split(X, ends), np.split(y, ends), strict=True))
+    whole = SpikeSlabRegressor().fit(X, y)
+    for some in (parts, parts[::-1]):
+        assert_same(whole, SpikeSlabRegressor().fit(some))
 
 
 def test_what_is_refused(monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 from scipy.special import logsumexp, ndtr
 
 from sklearn_ep import SpikeSlabRegressor
-from sklearn_ep.spike_slab._posterior import TiltedMarginals, tilted_quantiles
 
 NOISE, SLAB, INCLUSION = 0.5, 1.0, 0.25
 
@@ -53,29 +52,34 @@ def data(rng, n, d, correlation):
 # ---------------------------------------------------------------------------- single coefficients
 
 
-def test_quantiles_invert_the_distribution_and_stop_at_the_spike():
-    rng = np.random.default_rng(0)
-    weight, d = np.array([0.5, 0.3, 0.2]), 40
-    on = rng.random((3, d)) ** rng.integers(0, 6, size=d)
-    on[:, 0], on[:, 1] = 0.0, 1.0
-    t = TiltedMarginals(on, 2 * rng.normal(size=(3, d)), np.exp(rng.normal(size=(3, d))))
+@pytest.mark.parametrize("signal", [0.0, 0.3, 0.6, 1.0, 2.0, -1.0])
+def test_intervals_invert_the_distribution_of_all_nodes_and_stop_at_the_spike(signal):
+    """One column with a slab variance that is averaged over: EP is exact at each node."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=20)
+    given = dict(noise_variance=NOISE, prior_inclusion=INCLUSION, tol=1e-10)
+    reg = SpikeSlabRegressor(**given, fit_intercept=False, standardize=False)
+    y = signal * x + np.sqrt(NOISE) * rng.normal(size=20)
+    reg.fit(x[:, None], y)
+    slab = np.exp(reg.hyper_nodes_[:, 0])
+    var = 1.0 / (x @ x / NOISE + 1.0 / slab)
+    mean = var * (x @ y) / NOISE
+    odds = INCLUSION / (1 - INCLUSION) * np.sqrt(var / slab) * np.exp(0.5 * mean**2 / var)
+    on = odds / (1 + odds)
+    assert len(slab) > 3 and reg.inclusion_proba_[0] == pytest.approx(reg.hyper_weights_ @ on)
 
     def below(q, at_zero):
-        slabs = on * ndtr((q - t.slab_mean) / t.slab_sd) + (1 - on) * ((q > 0) | (q == 0) & at_zero)
-        return weight @ slabs
+        slabs = on * ndtr((q - mean) / np.sqrt(var)) + (1 - on) * (q > 0 or (q == 0 and at_zero))
+        return reg.hyper_weights_ @ slabs
 
-    levels = np.array([1e-6, 0.05, 0.25, 0.5, 0.9, 0.999])
-    for level, q in zip(levels, tilted_quantiles(weight, t, levels), strict=True):
-        inside = q == 0
-        np.testing.assert_allclose(below(q, True)[~inside], level, rtol=1e-9)
-        assert np.all(below(q, False)[inside] <= level) and np.all(below(q, True)[inside] >= level)
-        assert inside[0] and not inside[1]
-    single = TiltedMarginals(*(a[:1] for a in t))
-    np.testing.assert_allclose(
-        tilted_quantiles(np.ones(1), single, [0.3])[0, 1],
-        t.slab_mean[0, 1] + t.slab_sd[0, 1] * -0.5244005127080409,
-        rtol=1e-12,
-    )
+    for level in (0.01, 0.3, 0.5, 0.9, 0.998):
+        for q, p in zip(
+            reg.coef_interval(level)[0], (0.5 - level / 2, 0.5 + level / 2), strict=True
+        ):
+            if q == 0:
+                assert below(0.0, False) <= p <= below(0.0, True)
+            else:
+                assert below(q, True) == pytest.approx(p, rel=1e-6)
 
 
 def test_one_column_is_exact():
