@@ -114,7 +114,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     prior_groups : array-like of shape (n_features,), default=None
         Labels of groups of columns. Each group learns a factor of its own, which maximises the
         bound. Averages are over a common factor of all groups, with proportions at the mode.
-        `log_evidence_` is therefore too high, by 1 to 1.5 nats for two groups. Gaussian prior only.
+        `log_evidence_` takes these as known. With a half-Cauchy prior for each of two groups it is
+        .5 nats lower where both matter, and 1.4 to 1.7 where one does not. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
