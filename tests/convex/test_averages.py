@@ -316,8 +316,11 @@ def test_what_is_given_is_kept_and_names_what_ran():
 def test_auto_takes_the_cheaper_way_to_variances():
     rng = np.random.default_rng(0)
     rough = dict(max_iter=1, tol=1e9, random_state=0)
-    few = fit(*sparse_rows(rng, 200, 5000), **rough)
+    few = fit(*sparse_rows(rng, 300, 5000), **rough)
     assert (few.variance_method_, few.hyperparameters_used_) == ("exact", "integrate")
+    some = sparse_rows(rng, 450, 5000)
+    assert fit(*some, **rough).variance_method_ == "calibrated"
+    assert fit(*some, prior_variance=1.0, **rough).variance_method_ == "exact"  # of one scale
     texts, y = sparse_rows(rng, 700, 5000)
     many = fit(texts, y, **rough)
     assert (many.variance_method_, many.hyperparameters_used_) == ("calibrated", "mode")
