@@ -332,18 +332,13 @@ class ExactFit:
 
     def solved(self, last=None, monitor=SILENT, of_scale=None, **changes):
         """Return the `DoubleLoop` and its result from a `Last`; `changes` are those of limits."""
-        loop, *start, steps = self._prepared(last, monitor, of_scale, **changes)
-        return loop, iterate(*start, **steps)
-
-    def _prepared(self, last, monitor=SILENT, of_scale=None, **changes):
-        """Return the `DoubleLoop`, and what `iterate` is to be given."""
         limits = self.limits._replace(**changes)
         inner = limits.inner_tol, limits.max_inner_iter
         about = self.design.counting(), self.sites, self.prior, self.system
         loop = DoubleLoop(*about, *inner, of_scale)
         acceleration = Anderson(depth=5, mixing=limits.damping, max_change=3.0)
         steps = dict(acceleration=acceleration, accept=_not_lower, monitor=monitor, **limits.outer)
-        return loop, loop.evaluate, loop.start(last), steps
+        return loop, iterate(loop.evaluate, loop.start(last), **steps)
 
     def node_fit(self, step):
         """Return the `NodeFit` of an `OuterStep`."""
@@ -360,8 +355,7 @@ class ExactFit:
         # where a start fails there is a careful one
         for start, share in ((last, damping), (None, 0.5 * damping)):
             try:
-                _, *begin, steps = self.at(phi[0])._prepared(start, damping=share, **_ROUGH)
-                result = iterate(*begin, **steps)
+                result = self.at(phi[0]).solved(start, damping=share, **_ROUGH)[1]
             except ImproperPosterior:
                 continue
             if result.residual < 1e-1:

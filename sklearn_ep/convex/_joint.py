@@ -252,8 +252,7 @@ def _fit_exact(problem, y, monitor):
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
     first = empty_sites(y, problem.n_classes) if last is None else last
-    of_scale, at = problem.prior.of_scale, 0.0
-    found = {at: first}
+    of_scale, found = problem.prior.of_scale, {0.0: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
@@ -278,11 +277,7 @@ def _fit_exact(problem, y, monitor):
         evidence = result.evaluation.record["log_evidence"]
         return FactorAt.of(at, of_scale, evidence, squares, known)
 
-    if of_scale is not None:
-        search = LogFactorSearch(of_scale)
-        while search.going:
-            search.add(place(search.at, search.rough))
-        at = search.at
+    at = 0.0 if of_scale is None else best_log_factor(of_scale, place)
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
@@ -303,10 +298,7 @@ def _fit_sampled(problem, y, monitor):
         return FactorAt.of(at, of_scale, fit.bound(spread), squares, known)
 
     if of_scale is not None:
-        search = LogFactorSearch(of_scale)
-        while search.going:
-            search.add(place(search.at, search.rough))
-        fit.move_to(float(np.exp(search.at)))
+        fit.move_to(float(np.exp(best_log_factor(of_scale, place))))
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
@@ -328,6 +320,7 @@ class _FactorSearch(NamedTuple):
     clear: float = 0.2  # MacKay's step downwards that is believed
     shortest: float = 1.0  # step away from what was looked at, ...
     longest: float = 2.0  # ... and longest one
+    most: int = 13  # places looked at
 
 
 _FACTOR = _FactorSearch()
@@ -384,43 +377,35 @@ def _next(places, bounds):
     return (at, gain) if gain > _FACTOR.little else (here.at, 0.0)
 
 
-class LogFactorSearch:
-    """The search for the log factor with the largest evidence times the prior `of_scale`.
+def best_log_factor(of_scale, place):
+    """Return the log factor with the largest evidence times the prior `of_scale`.
 
-    `at` is the one to look at next, or where it ended; `rough` tells that nats do not matter yet.
+    `place(at, rough)` is the `FactorAt` of a log factor, or None where there is none: then half of
+    the way back is taken. While `rough`, nats do not matter yet.
     """
-
-    def __init__(self, of_scale):
-        self.at, self.bounds = of_scale.centre(), of_scale.bounds()
-        self.places: list[FactorAt] = []
-        self.gain, self.n_left, self.going = np.inf, 13, True
-
-    @property
-    def rough(self):
-        """Whether a rough fit does."""
-        return self.gain > _FACTOR.large
-
-    def add(self, here):
-        """Go on from the `FactorAt` there, or half of the way back where there is none."""
-        self.n_left -= 1
-        if here is not None:
-            self.places.append(here)
-            self._go_on(here)
-        elif self.places:
-            self.at = 0.5 * (self.at + max(self.places, key=lambda place: place.evidence).at)
-        self.going = self.going and self.n_left > 0 and len(self.places) > 0
-        if self.going:
-            self.going = min(abs(self.at - place.at) for place in self.places) > _FACTOR.close
-
-    def _go_on(self, here):
-        if not np.isfinite(here.evidence):
-            self.at = float(np.clip(here.at + here.step, *self.bounds))
-        elif len(self.places) > 1:
-            self.at, self.gain = _next(self.places, self.bounds)
-            self.going = self.gain > _FACTOR.little
+    at, bounds, gain = of_scale.centre(), of_scale.bounds(), np.inf
+    places: list[FactorAt] = []
+    for _ in range(_FACTOR.most):
+        here = place(at, gain > _FACTOR.large)
+        if here is None:
+            if not places:
+                break
+            at = 0.5 * (at + max(places, key=lambda place: place.evidence).at)
+        elif not np.isfinite(here.evidence):
+            places.append(here)
+            at = float(np.clip(at + here.step, *bounds))
+        elif places:
+            places.append(here)
+            at, gain = _next(places, bounds)
+            if gain <= _FACTOR.little:
+                break
         else:
+            places.append(here)
             direction = -1.0 if here.step < -_FACTOR.clear else 1.0
-            self.at += direction * max(abs(here.step), _FACTOR.shortest)
+            at += direction * max(abs(here.step), _FACTOR.shortest)
+        if min(abs(at - place.at) for place in places) <= _FACTOR.close:
+            break
+    return at
 
 
 def joint_log_weights(posterior, X, y, weight, sites, n_draws, rng):

@@ -11,7 +11,7 @@ from joblib import parallel_config
 from oracles import oracle
 from plain_logistic import log_half_cauchy, plain_logistic
 from scipy.optimize import minimize
-from scipy.special import expit, logsumexp
+from scipy.special import expit, log_expit, logsumexp
 from scipy.stats import multivariate_normal, multivariate_t, norm
 from sklearn.exceptions import ConvergenceWarning
 
@@ -248,6 +248,40 @@ def test_other_priors_and_groups_are_averaged_too():
     assert groups.hyper_weights_ @ groups.hyper_nodes_[:, 0] == pytest.approx(log_mean)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_evidence_of_groups_is_that_of_a_common_factor(seed):
+    """By grids of both coefficients and of the log variances; proportions count as known."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((100, 2))
+    y = (X @ [1.0, 1.0] + rng.logistic(size=100) > 0).astype(int)
+    kw = dict(prior_groups=[0, 1], fit_intercept=False, tol=1e-6, max_iter=200)
+    mode, est = (fit(X, y, hyperparameters=how, **kw) for how in ("mode", "integrate"))
+    grid, step = np.linspace(-4, 6, 161, retstep=True)
+    u = np.stack(np.meshgrid(grid, grid, indexing="ij")).reshape(2, -1)
+    log_lik = log_expit((2 * y - 1)[:, None] * (X @ u)).sum(axis=0)
+
+    def evidence(variance):
+        log_prior = norm.logpdf(u, scale=np.sqrt(variance)[:, None]).sum(axis=0)
+        return logsumexp(log_lik + log_prior) + 2 * np.log(step)
+
+    # at the mode it is the bound alone, which is a little below
+    gap = evidence(mode.prior_variance_) - mode.log_evidence_
+    assert 0.0 < gap < 0.01
+    phi, width = np.linspace(-5, 9, 57, retstep=True)
+    proportion, unit = mode.prior_variance_, mode.prior_variance_ @ X.var(axis=0) / X.var(0).sum()
+    each = [evidence(np.exp(p) * proportion) + log_half_cauchy(p + np.log(unit), X) for p in phi]
+    assert est.log_evidence_ == pytest.approx(logsumexp(each) + np.log(width), abs=0.05)
+    # with a prior of each group and proportions integrated out it is lower
+    phi, width = np.linspace(-7, 9, 25, retstep=True)
+    own = [log_half_cauchy(phi, X[:, [j]]) for j in range(2)]
+    both = [
+        evidence(np.exp([p, q])) + own[0][i] + own[1][j]
+        for i, p in enumerate(phi)
+        for j, q in enumerate(phi)
+    ]
+    assert est.log_evidence_ - logsumexp(both) - 2 * np.log(width) == pytest.approx(0.5, abs=0.15)
+
+
 def test_what_is_given_is_kept_and_names_what_ran():
     X, y = make(60, 4, seed=6)
     given = fit(X, y, prior_variance=2.0, hyperparameters="integrate")
@@ -284,6 +318,9 @@ def test_auto_takes_the_cheaper_way_to_variances():
     rough = dict(max_iter=1, tol=1e9, random_state=0)
     few = fit(*sparse_rows(rng, 300, 5000), **rough)
     assert (few.variance_method_, few.hyperparameters_used_) == ("exact", "integrate")
+    some = sparse_rows(rng, 450, 5000)
+    assert fit(*some, **rough).variance_method_ == "calibrated"
+    assert fit(*some, prior_variance=1.0, **rough).variance_method_ == "exact"  # of one scale
     texts, y = sparse_rows(rng, 700, 5000)
     many = fit(texts, y, **rough)
     assert (many.variance_method_, many.hyperparameters_used_) == ("calibrated", "mode")

@@ -149,3 +149,18 @@ def test_batches_of_a_data_frame_keep_their_names():
     frame = pd.DataFrame(B).add_prefix("column ")
     est = stream(frame, Y, 50)
     assert list(est.feature_names_in_) == list(frame) and np.all(np.isfinite(est.stream_log_score_))
+
+
+def test_streams_refuse_priors_that_they_cannot_carry():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((120, 3))
+    y = np.argmax(X + 0.5 * rng.standard_normal(X.shape), axis=1)
+    flat = ConvexVariationalLogistic(intercept_prior_variance=np.inf)
+    with pytest.raises(ValueError, match="finite intercept_prior_variance"):
+        flat.partial_fit(X, y)
+    groups = dict(prior_groups=[0, 0, 1], multi_class="one_vs_rest", hyperparameters="mode")
+    each = ConvexVariationalLogistic(**groups).fit(X, y)
+    before = each.predict_proba(X)
+    with pytest.raises(ValueError, match="prior variances learned for each class"):
+        each.partial_fit(X, y)
+    np.testing.assert_array_equal(each.predict_proba(X), before)
