@@ -206,7 +206,7 @@ class MarginalDoubleLoop:
         return matrix
 
     def _minimise(self, saddle):
-        """Return the minimum of L over the sites, a `SaddlePoint`, and the factor of its curvature."""
+        """Return the point with the sites that minimise L, and the factor of its curvature."""
         for _ in range(_INNER_STEPS):
             curvature = _Scaled(self.curvature(saddle))
             step = -curvature.solve(saddle.of_sites)
