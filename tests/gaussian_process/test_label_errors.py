@@ -17,7 +17,7 @@ from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
 from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
-from sklearn_ep.gaussian_process.label_errors.double_loop import DoubleLoop
+from sklearn_ep.gaussian_process.label_errors.double_loop import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.rules import LatentNoise
 from sklearn_ep.gaussian_process.label_errors.step import (
     LabelErrorStep,
@@ -234,7 +234,7 @@ def noisy_fit(rule, n, **kw):
 
 def double_loop(clf, y):
     setting = clf._fitted.runs[0].attributes["setting"]
-    return DoubleLoop(clf._plan.ep(setting, y), clf._plan.rule.exponent)
+    return MarginalDoubleLoop(clf._plan.ep(setting, y), clf._plan.rule.exponent)
 
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
@@ -305,7 +305,9 @@ def test_the_double_loop_ends_on_random_problems():
         factor, u = LabelErrorStep(10 ** rng.uniform(-4, -0.4)), rng.choice([1.0, 0.5, 0.1])
         ep = WholeEP(structure, factor, y, weight, MomentMatching() if u == 1 else Power(u))
         watch = Trace()
-        found = DoubleLoop(ep, u).solve(np.zeros((2, n)), max_iter=200, tol=1e-4, monitor=watch)
+        found = MarginalDoubleLoop(ep, u).solve(
+            np.zeros((2, n)), max_iter=200, tol=1e-4, monitor=watch
+        )
         assert found.converged and ep.evaluate(found.x).residual < 1e-4
         assert np.diff(watch.history["log_evidence"]).min(initial=0.0) > -1e-9
 

@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 _FIRST, _SOME, _NONE, _ALL = 1.0, 0.03, 3e-3, 1e9
 
 
-class Saddle(NamedTuple):
+class SaddlePoint(NamedTuple):
     """L at sites x and marginals m, both (2, n) of precisions and shifts.
 
     `inner` is L but for the marginals; the gradients (2, n) are those in the two, and `state` is
@@ -113,7 +113,7 @@ def _rows_times(blocks, right):
     return np.einsum("jkn,knc->jnc", blocks, halves).reshape(right.shape)
 
 
-class DoubleLoop:
+class MarginalDoubleLoop:
     """The double loop of a `WholeEP` whose factor has `cumulants`; `exponent` is that of its rule.
 
     A step costs 20 to 40 sweeps of the dense structure, and takes memory of 32 n^2 numbers.
@@ -145,7 +145,7 @@ class DoubleLoop:
         return Result(saddle.x, evaluation, trace.n_iter, reason, trace.history)
 
     def at(self, x, m):
-        """Return the `Saddle` at sites and marginals, or raise an `ImproperPosterior`."""
+        """Return the `SaddlePoint` at sites and marginals, or raise an `ImproperPosterior`."""
         ep, u, weight = self.ep, self.exponent, self.ep.weight
         rest = m - u * x
         if min(m[0].min(), rest[0].min()) <= 0:
@@ -156,7 +156,7 @@ class DoubleLoop:
         of_marginal, marginal = statistics(m[1] / m[0], 1.0 / m[0])
         of_posterior = statistics(state.mean, state.var)[0]
         inner = state.log_evidence + weight @ (log_z + log_integral(rest)) / u
-        return Saddle(
+        return SaddlePoint(
             x,
             m,
             inner,
@@ -206,7 +206,7 @@ class DoubleLoop:
         return matrix
 
     def _minimise(self, saddle):
-        """Return the `Saddle` with the sites that minimise L, and the factor of its curvature."""
+        """Return the point with the sites that minimise L, and the factor of its curvature."""
         for _ in range(_INNER_STEPS):
             curvature = _Scaled(self.curvature(saddle))
             step = -curvature.solve(saddle.of_sites)
@@ -220,7 +220,7 @@ class DoubleLoop:
         return saddle, curvature
 
     def _lowered(self, saddle, step, fall):
-        """Return the `Saddle` after so much of a step that L falls, None where it does not."""
+        """Return the `SaddlePoint` after so much of a step that L falls, None where it does not."""
         least = _ROUNDING * (1.0 + abs(saddle.inner))
         for share in 0.5 ** np.arange(_HALVINGS):
             try:
@@ -257,7 +257,7 @@ class DoubleLoop:
         return None
 
     def _near(self, saddle, moved, step):
-        """Return the `Saddle` after a step of m, x moved with it if that leaves a posterior."""
+        """Return the point after a step of m, x moved with it if that leaves a posterior."""
         try:
             return self.at(saddle.x + moved, saddle.m + step)
         except ImproperPosterior:

@@ -43,7 +43,7 @@ from .._hyperparameters import (
 from .._kernels import with_theta
 from .._limits import LIMITS
 from ..inducing.values import AveragedInducing
-from .double_loop import DoubleLoop
+from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
 from .step import LabelErrorStep
 
@@ -245,7 +245,7 @@ def _converged(problem, setting, x, monitor):
     def run(rung, x, max_iter, monitor):
         limits = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
         if rung.rule is None:
-            return DoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
+            return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
         own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
         return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
