@@ -93,6 +93,10 @@ class BinaryModel:
         """
         return replace(self, searching=averages)
 
+    def quick(self, n_rows):
+        """Return None: sweeps are cheap beside the search."""
+        return None
+
     def no_sites(self, sign):
         """Return sites (2, n) that say nothing."""
         return np.zeros((2, len(sign)))
@@ -142,6 +146,10 @@ class JointModel:
     def rough(self, averages):
         """Return the model for sites that a search passes."""
         return replace(self, factor=self.factor.rough(), searching=True)
+
+    def quick(self, n_rows):
+        """Return the model in single precision, None for rows so few that it saves nothing."""
+        return replace(self, searching=True) if n_rows > LIMITS.single_classes else None
 
     def no_sites(self, y):
         """Return sites (2, n, K) that say nothing."""
@@ -266,6 +274,25 @@ class DensePlan:
         """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
         steps = self.sweeps | other
         return ep.solve(x, **steps | dict(damping=share * steps["damping"]))
+
+    def converged(self, kernel, y, x, max_iter, monitor):
+        """Return the `Result` of EP to `tol` at a kernel that was found, from sites x.
+
+        Sweeps of a model that does them in less time come first, after which one in full is enough
+        as a rule: with ten classes of 1257 rows three of four sweeps take .6 s for 1.1.
+        """
+        steps: dict[str, Any] = dict(max_iter=max_iter, monitor=monitor)
+        quick, n_before = self.model.quick(len(y)), 0
+        if quick is not None:
+            ep = quick.ep(kernel, self.X, y, self.weight)
+            # a smaller residual may be beyond single precision
+            result = self.solve(ep, x, **steps, tol=max(self.sweeps["tol"], 1e-3))
+            if result.reason in ("max_iter", "asked"):
+                return result
+            n_before, x = result.n_iter, result.onwards
+            steps["max_iter"] = max(1, max_iter - n_before)
+        result = self.solve(self.ep(kernel, y), x, **steps)
+        return replace(result, n_iter=n_before + result.n_iter)
 
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit."""

@@ -80,7 +80,7 @@ def fit_dense(plan, y, monitor, k):
     ends = () if averages else ("converged", "stuck", "max_iter")
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
     watch = watch_of_sweeps(trace, end, kernel, ends)
-    result = plan.solve(plan.ep(kernel, y), x, max_iter=most, monitor=watch)
+    result = plan.converged(kernel, y, x, most, watch)
     if average is not None:
         return _mixed_fit(plan, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
