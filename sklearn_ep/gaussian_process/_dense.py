@@ -18,6 +18,7 @@ from .._engine.class_sites import (
     empty_sites,
 )
 from .._engine.contracts import WholeEP
+from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
@@ -38,7 +39,6 @@ from ._dense_gp import DenseGPPosterior, KernelGP
 from ._hyperparameters import (
     JOINT_ACCURACY,
     LEARNING_TOL,
-    Accuracy,
     KernelScales,
     ThetaSpace,
     central_differences,
@@ -254,6 +254,11 @@ class DensePlan:
         return third_of_rows(self.X, self.y, self.weight)
 
     @property
+    def averages(self):
+        """Whether the kernel is averaged over."""
+        return isinstance(self.space, KernelScales)
+
+    @property
     def response_share(self):
         """Share of a factor that its site matches, None for several classes jointly."""
         return self.model.rule.exponent if isinstance(self.model, BinaryModel) else None
@@ -270,28 +275,23 @@ class DensePlan:
         """Return the fixed-point map of EP at a kernel for the labels of a problem."""
         return self.model.ep(kernel, self.X, y, self.weight)
 
-    def solve(self, ep, x, share=1.0, **other):
-        """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
-        steps = self.sweeps | other
-        return ep.solve(x, **steps | dict(damping=share * steps["damping"]))
-
     def converged(self, kernel, y, x, max_iter, monitor):
         """Return the `Result` of EP to `tol` at a kernel that was found, from sites x.
 
         Sweeps of a model that does them in less time come first, after which one in full is enough
         as a rule: with ten classes of 1257 rows three of four sweeps take .6 s for 1.1.
         """
-        steps: dict[str, Any] = dict(max_iter=max_iter, monitor=monitor)
+        steps: dict[str, Any] = self.sweeps | dict(max_iter=max_iter, monitor=monitor)
         quick, n_before = self.model.quick(len(y)), 0
         if quick is not None:
             ep = quick.ep(kernel, self.X, y, self.weight)
             # a smaller residual may be beyond single precision
-            result = self.solve(ep, x, **steps, tol=max(self.sweeps["tol"], 1e-3))
+            result = ep.solve(x, **steps | dict(tol=max(steps["tol"], 1e-3)))
             if result.reason in ("max_iter", "asked"):
                 return result
             n_before, x = result.n_iter, result.onwards
             steps["max_iter"] = max(1, max_iter - n_before)
-        result = self.solve(self.ep(kernel, y), x, **steps)
+        result = self.ep(kernel, y).solve(x, **steps)
         return replace(result, n_iter=n_before + result.n_iter)
 
     def log_evidence(self, theta, fit, n_jobs):
@@ -315,7 +315,7 @@ class DensePlan:
     def _evaluated(self, y, x, theta, **steps):
         """Return log evidence of a problem at theta from sites x, a gradient, and sites."""
         ep = self.ep(with_theta(self.kernel, theta), y)
-        result = self.solve(ep, x, **steps)
+        result = ep.solve(x, **self.sweeps | steps)
         payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
         return value, self.model.gradient(ep, payload), result.onwards
 
@@ -345,29 +345,27 @@ class DenseProblem:
 
         From what a neighbour keeps.
         """
-        plan, found = self.plan, near
+        plan, model, found = self.plan, self.plan.model, near
         known = near is not None and np.array_equal(theta, near.theta)
         if known and not (slopes and near.slope is None):
             return near
         kernel = near.kernel if known else with_theta(plan.kernel, theta)
         ep = plan.ep(kernel, self.y)
         if not known:
-            result = self._solved(ep, self.x if near is None else near.result.x)
+            x = self.x if near is None else near.result.x
+            if plan.averages:  # sites have to settle; near neighbours need two to six sweeps
+                steps = plan.sweeps | dict(tol=model.node_tol, max_iter=40)
+                solve, damping = partial(ep.solve, **steps), steps["damping"]
+                result = settled(solve, x, model.no_sites(self.y), damping)
+            else:
+                tol = max(plan.sweeps["tol"], model.learning_tol)
+                result = ep.solve(x, **plan.sweeps | dict(tol=tol))
             if result is None:
                 return None
             found = KernelNode(kernel, result.evaluation.payload[0], theta, result)
         if slopes:
-            found = found._replace(slope=plan.model.gradient(ep, found.result.evaluation.payload))
+            found = found._replace(slope=model.gradient(ep, found.result.evaluation.payload))
         return found
-
-    def _solved(self, ep, x):
-        """Return the `Result` at a kernel; at nodes of an average sites have to settle."""
-        plan, model = self.plan, self.plan.model
-        if not isinstance(plan.space, KernelScales):
-            return plan.solve(ep, x, tol=max(plan.sweeps["tol"], model.learning_tol))
-        # near neighbours need two to six sweeps
-        solve = partial(plan.solve, ep, tol=model.node_tol, max_iter=40)
-        return settled(solve, x, model.no_sites(self.y))
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""

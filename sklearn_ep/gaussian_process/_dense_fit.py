@@ -7,28 +7,31 @@ volume of the posterior of the deviations follows from the expected curvature of
 number. Mean length and variance have about the same volume at every s, which cancels.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp, softmax
 
-from .._engine.hyper import Average, Node, Spacing, ascend, average_of, integrate, sample_about
+from .._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Average,
+    Node,
+    Nodes,
+    Spacing,
+    ascend,
+    average_of,
+    integrate,
+    sample_about,
+    search_from_rows,
+    search_mode,
+)
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import attributes_of_nodes, fit_of_sites, mixed_logs, watch_of_sweeps
 from ._dense import DenseProblem
-from ._hyperparameters import (
-    KEPT,
-    TO_THE_MODE,
-    EvidenceClimb,
-    KernelScales,
-    LengthSpace,
-    Nodes,
-    find_mode,
-    find_mode_from_rows,
-    or_refuse,
-)
+from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
 from ._kernels import with_theta
 from ._limits import LIMITS
 
@@ -63,14 +66,20 @@ def fit_dense(plan, y, monitor, k):
 
     y are the labels of problem k.
     """
-    trace, averages = Trace(monitor), isinstance(plan.space, KernelScales)
+    trace, averages = Trace(monitor), plan.averages
     kernel, x, end = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
         nodes, mode, end = or_refuse(_mode(plan, y, k, trace, monitor))
         most = plan.sweeps["max_iter"]
-        if averages:
-            average = _averaged(nodes, mode, end, monitor)
+        if averages and end.reason == "asked":
+            average = average_of([mode], np.array([mode.log_evidence]))
+        elif averages:
+            several = len(nodes.space.lengths) > 1
+            # a phase also where lengths alone are compared, without a lattice
+            with monitor.phase("integration over hyperparameters"):
+                average = (average_over_spreads if several else _average)(nodes, mode, monitor)
+        if average is not None:
             mode = average.heaviest  # the sites of the estimator are its own, refined
         kernel = mode.payload.kernel
         # else the first sites, so that the answer depends on the kernel alone and not on the path
@@ -85,15 +94,6 @@ def fit_dense(plan, y, monitor, k):
         return _mixed_fit(plan, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
     return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
-
-
-def _averaged(nodes, mode, end, monitor):
-    """Return the `Average` about a mode, alone where the search was asked to stop."""
-    if end.reason == "asked":
-        return average_of([mode], np.array([mode.log_evidence]))
-    # a phase also where lengths alone are compared, without a lattice
-    with monitor.phase("integration over hyperparameters"):
-        return average_about(nodes, mode, monitor)
 
 
 def _mixed_fit(plan, average, trace, end, result):
@@ -118,19 +118,18 @@ def _mode(plan, y, k, trace, monitor):
     A search that ends flat is made again from shorter lengths: the evidence may have a mode with
     and one without structure, far apart.
     """
-    space, passing = plan.space, plan.model.rough(isinstance(plan.space, KernelScales))
-    problem = DenseProblem(replace(plan, model=passing), y, plan.sites[k])
-    starts = [space.phi(theta) for theta in plan.search.restarts]
-    place = Nodes(problem, space), space.phi(plan.starts[k])
-    found = _mode_from(*place, starts, trace, monitor)
+    space, passing = plan.space, plan.model.rough(plan.averages)
+    nodes = Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), space)
+    starts = [space.phi(theta) for theta in (plan.starts[k], *plan.search.restarts)]
+    found = _mode_from(nodes, starts, trace, monitor)
     if found is None or plan.search.shorter is None or found[2].reason == "asked":
         return found
     if not plan.ends_flat(y, found[1].log_evidence):
         return found
-    if not isinstance(space, KernelScales):
-        return _higher(found, _from_shorter(place[0], trace))
+    if not plan.averages:
+        return _higher(found, _from_shorter(nodes, trace))
     with monitor.phase("integration over hyperparameters") as told:
-        nodes, mode, _ = _higher(found, _from_shorter(place[0], StepsOfPhase(told)))
+        nodes, mode, _ = _higher(found, _from_shorter(nodes, StepsOfPhase(told)))
     return nodes, mode, found[2]
 
 
@@ -139,7 +138,7 @@ def _from_shorter(nodes, trace):
     space, shorter = nodes.space, nodes.problem.plan.search.shorter
     tried = [nodes.evaluate(space.phi(theta), None, slopes=False) for theta in shorter]
     best = max(filter(None, tried), key=lambda node: node.objective, default=None)
-    return None if best is None else _mode_from(nodes, best.phi, (), trace)
+    return None if best is None else _mode_from(nodes, [best.phi], trace)
 
 
 def _higher(found, other):
@@ -147,47 +146,36 @@ def _higher(found, other):
     return found if other is None or other[1].objective < found[1].objective else other
 
 
-def _mode_from(nodes, phi, starts, trace, watch=SILENT):
-    """Return the same from phi (T,); with many rows a search begins with some of them.
+def _mode_from(nodes, starts, trace, watch=SILENT):
+    """Return the same from starts (k, T); with many rows a search begins with some of them.
 
     What their sites tell those of the others to be is where the `Nodes` start.
     """
     plan, bounds = nodes.problem.plan, nodes.space.bounds
-    averages = isinstance(plan.space, KernelScales)
+    optimizer, rows, averages = plan.search.optimizer, plan.some_rows(), plan.averages
+    if optimizer is not None:
+        return nodes, *search_by_function(optimizer, nodes.evaluate, starts, bounds, trace)
     accuracy = TO_THE_MODE if averages else plan.model.accuracy
     if averages and len(plan.space.lengths) > 1 and len(plan.y) > LIMITS.several:
         accuracy = accuracy._replace(gain=0.25)  # half an sd: one part of a mixture
-    options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=starts, monitor=trace)
-    optimizer, rows = plan.search.optimizer, plan.some_rows()
-    if optimizer is not None or rows is None:
-        options |= dict(accuracy=accuracy, optimizer=optimizer)
-        found = find_mode(nodes.evaluate, phi, bounds, **options)
+    phi, *others = starts
+    options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=others, monitor=trace)
+    if rows is None:
+        found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
-    of_rows, own = Nodes(nodes.problem.of_rows(rows), plan.space), nodes
-
-    def evaluate_from(node):
-        nonlocal own
-        own = Nodes(nodes.problem.from_rows(rows, node), plan.space)
-        return own.evaluate
-
-    args = evaluate_from, of_rows.evaluate, plan.share(rows), phi, bounds
-    exact = plan.model.exact_gradient
-    patient = LIMITS.patient / len(plan.y)
-    options |= dict(accuracy=accuracy, exact_gradient=exact, patient=patient, watch=watch)
-    found = find_mode_from_rows(*args, **options)
-    return found and (own, *found)
+    exact, patient = plan.model.exact_gradient, LIMITS.patient / len(plan.y)
+    options |= dict(exact_gradient=exact, patient=patient, watch=watch)
+    return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
 
 
-def average_about(nodes, mode, monitor):
-    """Return the `Average` about an isotropic mode, over `Nodes` of a `DenseProblem`.
+def _average(nodes, mode, monitor):
+    """Return the `Average` about a mode in variance and one length, over a `DenseProblem`.
 
     With several rows four nodes do, unless they tell hardly anything, and of more than two classes,
     whose evidence is the sharper, the mode.
     """
     problem, exact = nodes.problem, nodes.problem.plan.model.exact_gradient
     flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
-    if len(nodes.space.lengths) > 1:
-        return _average_over_spreads(nodes, mode, monitor, flat)
     if len(problem.y) > LIMITS.several and not flat:
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
@@ -201,16 +189,19 @@ def _lattice(nodes, mode, monitor, spacing):
     return integrate(nodes.evaluate, mode, nodes.space.bounds, workers, monitor, spacing)
 
 
-def _average_over_spreads(nodes, mode, monitor, flat):
-    """Return the `Average` over how far the lengths differ.
+def average_over_spreads(nodes, mode, monitor):
+    """Return the `Average` over how far the lengths differ, about an isotropic mode.
 
     The spreads are compared by their modes: variance and mean length have about the same volume at
-    each, which is that of the heaviest, or of the lattice of few rows or of a `flat` mode.
+    each, which is that of the heaviest, or of the lattice of few rows or of a flat mode. With many
+    rows modes alone count, of several classes with more than a few.
     """
+    problem, exact = nodes.problem, nodes.problem.plan.model.exact_gradient
     found = [isotropic_level(nodes, mode), *levels(nodes, mode)]
     log_mass = np.array([level.log_mass for level in found])
-    exact = nodes.problem.plan.model.exact_gradient
-    few, several = _how_many(nodes.problem, flat)
+    few = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
+    few = few or len(problem.y) < LIMITS.lattice
+    several = len(problem.y) > LIMITS.several if exact else not few
     parts: dict[int, Average] = {}
     if few:
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
@@ -222,13 +213,6 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     # a level that was not reached has no mass, but its share of the prior
     log_evidence = logsumexp(log_mass) + parts[known].log_evidence - found[known].mode.objective
     return _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
-
-
-def _how_many(problem, flat):
-    """Return whether rows are so few that equal lengths have a lattice, so many that modes do."""
-    few = flat or len(problem.y) < LIMITS.lattice
-    exact = problem.plan.model.exact_gradient
-    return few, len(problem.y) > LIMITS.several if exact else not few
 
 
 def _mixture(parts, share, log_evidence):
@@ -296,6 +280,7 @@ def expected_curvature(problem, mode, together=False):
     return curvature
 
 
+@dataclass(frozen=True)
 class Deviations(Nodes):
     """One spread of the deviations of a `DenseProblem`: nodes in a `LengthSpace`."""
 
@@ -338,9 +323,9 @@ class Deviations(Nodes):
         if not self.problem.plan.model.exact_gradient:
             # how the evidence rises corrects them
             limits |= dict(lacking=np.zeros(len(start)), patience=3)
-        climb = EvidenceClimb(self.evaluate, SILENT, near=near)
-        found = ascend(climb, start, self.space.bounds, curvature, **limits)
-        return None if found is None else found.payload
+        own = self.evaluate, start, self.space.bounds, curvature
+        found = ascend(*own, near=near, **limits)
+        return None if found is None else found.node
 
 
 def levels(nodes, isotropic):
@@ -361,7 +346,9 @@ def levels(nodes, isotropic):
     if rows is None:
         return [step.level for step in steps]
     best = _best_of([step.level for step in steps], near, share)
-    found = [_with_all_rows(nodes, share, steps[k], isotropic) for k in best]
+    found = []
+    for k in best:
+        found.append(_with_all_rows(nodes, share, steps[k], isotropic))
     return [level for level in found if level is not None]
 
 

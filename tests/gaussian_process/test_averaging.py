@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep._engine.hyper import Node, average_of
+from sklearn_ep._engine.hyper import Node, Nodes, average_of
 from sklearn_ep.gaussian_process._dense import DenseProblem
 from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
@@ -24,7 +24,6 @@ from sklearn_ep.gaussian_process._dense_fit import (
 from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
-    Nodes,
     settled,
 )
 from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem, log_rate_density

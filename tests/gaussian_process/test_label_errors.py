@@ -8,11 +8,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import RelaxedEPClassifier
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep._engine.hyper import Node
+from sklearn_ep._engine.hyper import Accuracy, Node, find_mode, search_mode
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
+from sklearn_ep.gaussian_process._hyperparameters import or_refuse
 from sklearn_ep.gaussian_process.label_errors.fit import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.step import (
     LabelErrorStep,
@@ -310,7 +310,7 @@ def test_first_step_of_the_search_is_as_long_as_asked(start):
     bounds = np.array([[-3.0, 3.0], [-3.0, 3.0]])
     seen: list = []
     evaluate, short = _quadratic(centre, curvature, seen), Accuracy(first_step=0.5)
-    mode, _ = find_mode(evaluate, start, bounds, max_iter=50, accuracy=short)
+    mode, _ = search_mode(evaluate, start, bounds, short, max_iter=50)
     np.testing.assert_allclose(mode.phi, centre, atol=1e-3)
     assert sum(np.array_equal(t, start) for t in seen) == 1
     if np.any(start != centre):
@@ -321,7 +321,7 @@ def test_first_step_keeps_the_bounds():
     bounds, seen = np.array([[-3.0, 3.0], [0.7, 3.0]]), []
     evaluate = _quadratic(np.array([0.3, 0.4]), np.array([5.0, 9.0]), seen)
     short = Accuracy(first_step=0.5, max_line_search=5)
-    mode, _ = find_mode(evaluate, np.array([2.0, 2.0]), bounds, max_iter=50, accuracy=short)
+    mode, _ = search_mode(evaluate, np.array([2.0, 2.0]), bounds, short, max_iter=50)
     np.testing.assert_allclose(mode.phi, [0.3, 0.7], atol=1e-3)
     assert np.all(np.array(seen) >= bounds[:, 0] - 1e-12)
 
@@ -338,4 +338,4 @@ def test_moments_of_tiny_rates_stay_finite():
 def test_evidence_without_posterior_at_the_start_is_refused():
     bounds = np.array([[-9.0, 9.0], [-9.0, 9.0]])
     with pytest.raises(ValueError, match="not finite at the initial kernel"):
-        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), bounds, max_iter=5))
+        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), bounds))

@@ -12,11 +12,11 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep._engine.hyper import Accuracy, Nodes, search_mode
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.row_order import minibatches, other_keys, row_keys
 from sklearn_ep._engine.rules import MomentMatching
-from sklearn_ep.gaussian_process._hyperparameters import Accuracy, Nodes, find_mode
 from sklearn_ep.gaussian_process._kernels import (
     GeneralCross,
     StationaryCross,
@@ -268,8 +268,8 @@ def test_quasi_newton_ends_where_the_gradient_vanishes():
         options = dict(tol=1e-8, max_iter=100, damping=0.7, accelerate=True)
         evaluate = Nodes(InducingProblem(ep, hyper, state, options), hyper).evaluate
         first = evaluate(hyper.start, None).log_evidence
-        fine = dict(max_iter=300, accuracy=Accuracy(1e-12, 1e-4))
-        mode, _ = find_mode(evaluate, hyper.start, hyper.bounds, **fine)
+        fine = Accuracy(1e-12, 1e-4)
+        mode, _ = search_mode(evaluate, hyper.start, hyper.bounds, fine, max_iter=300)
     assert mode.log_evidence > first + 1.0
     inside = (mode.phi > hyper.bounds[:, 0]) & (mode.phi < hyper.bounds[:, 1])
     assert np.max(np.abs(mode.gradient[inside])) < 1e-2

@@ -17,9 +17,9 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 .001 at 1.6; and an explored one, since these posteriors have ridges and one-sided tails.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product, starmap
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import logsumexp
@@ -27,12 +27,11 @@ from scipy.special import logsumexp
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from ..partition import Workers
-from .search import minimise_where_finite
+from .search import Evaluate, Node, find_mode
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
 Place = tuple[int, ...]
 
-_NEGLIGIBLE = 0.01  # gain of log density that a search for the mode may leave
 _WIDEST = 10.0  # axis, where a curvature that was given is flat
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
 
@@ -102,43 +101,6 @@ class NormalPrior(NamedTuple):
         return (self.mean - phi) / self.sd**2
 
 
-class Node(NamedTuple):
-    """A model at hyperparameters phi (T,).
-
-    gradient (T,) is that of log evidence plus log prior; residual that of the sites; payload what
-    predicts, and what a neighbour starts from.
-    """
-
-    phi: np.ndarray
-    log_evidence: float
-    log_prior: float
-    gradient: np.ndarray
-    residual: float
-    payload: Any
-
-    @classmethod
-    def under(
-        cls,
-        prior: PriorDensity,
-        phi: np.ndarray,
-        log_evidence: float,
-        slope: np.ndarray,
-        residual: float,
-        payload: Any,
-    ) -> "Node":
-        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
-        gradient = slope + prior.slope(phi)
-        return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
-
-    @property
-    def objective(self) -> float:
-        """Log density of phi up to a constant."""
-        return self.log_evidence + self.log_prior
-
-
-Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
-
-
 class Average(NamedTuple):
     """Nodes with weights (M,) that sum to one, and the evidence they add up to.
 
@@ -204,41 +166,6 @@ def average_of(
     log_evidence = float(logsumexp(log_mass))
     weight = np.exp(log_mass - log_evidence)
     return Average(list(nodes), weight, log_evidence, foretold, n_evaluations).heavy(least)
-
-
-def find_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    near: Node | None = None,
-    max_iter: int = 25,
-) -> Node | None:
-    """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
-
-    None where there is no posterior at phi. Each evaluation starts from the best node so far.
-    """
-    best = near
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray, Node | None]:
-        nonlocal best
-        node = evaluate(x.copy(), best)
-        if node is None:
-            return np.inf, np.zeros(len(x)), None
-        if best is None or node.objective > best.objective:
-            best = node
-        return -node.objective, -node.gradient, node
-
-    found = minimise_where_finite(
-        objective,
-        phi,
-        bounds,
-        max_iter=max_iter,
-        gtol=0.1,  # the mode only says where the nodes lie
-        negligible=_NEGLIGIBLE,
-        max_line_search=6,
-        exact_gradient=False,
-    )
-    return None if found is None else found.payload
 
 
 def integrate(
@@ -315,7 +242,7 @@ class Visits:
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
         tasks = [(phi, node) for phi, node, here in pairs if here]
-        if self.workers is None:
+        if self.workers is None or self.workers.serial:
             found = list(starmap(self.evaluate, tasks))
         else:
             found = self.workers([(self.evaluate, *task) for task in tasks])

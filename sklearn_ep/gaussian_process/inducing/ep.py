@@ -23,10 +23,10 @@ from sklearn.utils import gen_batches
 
 from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import checked_cholesky, lower_times
+from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
-from .._hyperparameters import Accuracy
 from .rows import dense_copies, read_rows
 from .values import (
     InducingGPPosterior,

@@ -13,10 +13,15 @@ from joblib import parallel_config
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Nodes,
     average_of,
+    curvature_at,
     integrate,
     log_mixture,
     sample_about,
+    search_mode,
 )
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
@@ -37,14 +42,9 @@ from .._base import (
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
 from .._hyperparameters import (
-    KEPT,
     LEARNING_TOL,
-    TO_THE_MODE,
     KernelScales,
-    Nodes,
     ValueWithGradient,
-    curvature_at,
-    find_mode,
     kernel_prior,
     kernel_settings,
     learned_coordinates,
@@ -395,14 +395,14 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
     problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], LEARNING_TOL))
-    found = find_mode(
+    found = search_mode(
         Nodes(problem, hyper).evaluate,
         hyper.start,
         hyper.bounds,
+        plan.labels.accuracy,
         max_iter=plan.max_iter,
         starts=[np.concatenate([t, free]) for t in plan.restarts],
         monitor=trace,
-        accuracy=plan.labels.accuracy,
     )
     mode, end = or_refuse(found)
     prior = mode.payload.state.prior
@@ -419,10 +419,8 @@ def average_over_kernel(plan, ep, state, monitor):
     space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
     evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40), space).evaluate
     with monitor.phase("integration over hyperparameters") as told:
-        search: dict[str, Any] = dict(accuracy=TO_THE_MODE, monitor=StepsOfPhase(told))
-        found = find_mode(
-            evaluate, space.phi(theta), space.bounds, max_iter=plan.max_iter, **search
-        )
+        search: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
+        found = search_mode(evaluate, space.phi(theta), space.bounds, TO_THE_MODE, **search)
     if found is None:
         return None
     mode, end = found

@@ -12,16 +12,11 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..._engine.gaussian import ImproperPosterior
+from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._hyperparameters import (
-    KernelScales,
-    LearningEnd,
-    central_differences,
-    or_refuse,
-    settled,
-)
+from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from .ep import (
@@ -585,11 +580,12 @@ class InducingProblem:
         except ImproperPosterior:  # such as inducing points that have met
             return None
 
-        def solve(state, share):
-            steps = self.sweeps | dict(damping=share * self.sweeps["damping"])
+        def solve(state, damping):
+            steps = self.sweeps | dict(damping=damping)
             return self.ep.solve(self.ep.moved(state, prior), **steps).result
 
-        result = settled(solve, self.state if near is None else near.state, self.ep.zero(prior))
+        start, damping = self.state if near is None else near.state, self.sweeps["damping"]
+        result = settled(solve, start, self.ep.zero(prior), damping)
         if result is None:
             return None
         state, model, slope = self.ep.state_of(result), result.evaluation.payload, None

@@ -19,11 +19,19 @@ from scipy.special import expit, logit
 from ..._engine.contracts import WholeEP
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Accuracy,
+    LearningEnd,
+    Nodes,
     Spacing,
     average_of,
+    curvature_at,
     integrate,
     minimise_where_finite,
     sample_about,
+    search_from_rows,
+    search_mode,
 )
 from ..._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate
 from ..._engine.sites import Sites, cavity
@@ -35,16 +43,6 @@ from .._base import (
     mixed_logs,
     third_of_rows,
     watch_of_sweeps,
-)
-from .._hyperparameters import (
-    KEPT,
-    TO_THE_MODE,
-    Accuracy,
-    LearningEnd,
-    Nodes,
-    curvature_at,
-    find_mode,
-    find_mode_from_rows,
 )
 from .._kernels import with_theta
 from .._limits import LIMITS
@@ -144,34 +142,21 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
     space, plan = nodes.space, nodes.problem.plan
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
-    search = dict(accuracy=accuracy, max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
+    search: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
     if rows is None or not len(starts[0]):
-        return find_mode(nodes.evaluate, starts[0], space.bounds, **search)
+        return search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
     if accuracy is TO_THE_MODE:
         # nodes about it are weighed: half a posterior sd away it does as well
-        search["accuracy"] = TO_THE_MODE._replace(gain=0.1)
-
-    def evaluate_from(node):
-        return Nodes(nodes.problem.from_rows(rows, node), space).evaluate
-
-    small, share = _of_rows(nodes, rows)
-    args = evaluate_from, small, share, starts[0], space.bounds
-    return find_mode_from_rows(*args, **search)
-
-
-def _of_rows(nodes, rows):
-    """Return `evaluate` of some of the rows, which need no inducing points, and their share."""
-    plan, space = nodes.problem.plan, nodes.space
-    dense = replace(space, first=space.first._replace(points=None))
-    share = float(plan.weight[rows].sum() / plan.weight.sum())
-    return Nodes(nodes.problem.of_rows(rows), dense).evaluate, share
+        accuracy = TO_THE_MODE._replace(gain=0.1)
+    found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
+    return found and found[1:]
 
 
 def _curvature(nodes, rows, mode):
     """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
     if rows is None or len(nodes.problem.sign) <= LIMITS.lattice_errors[1]:
         return None
-    evaluate, share = _of_rows(nodes, rows)
+    evaluate, share = nodes.of_rows(rows).evaluate, nodes.problem.plan.share(rows)
     near = evaluate(mode.phi, None)
     return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
 

@@ -1,7 +1,7 @@
 """A binary problem of Gaussian-process classification whose labels may be wrong: plan, nodes."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -320,6 +320,10 @@ class LabelErrorPlan(ValueWithGradient):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
+    def share(self, rows):
+        """Return the share of the copies that some of the rows have."""
+        return float(self.weight[rows].sum() / self.weight.sum())
+
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
@@ -360,16 +364,19 @@ class ErrorProblem:
     """EP of the labels of one problem at any setting, from the sites of a neighbour.
 
     `x` are sites to start from where there is no neighbour. In passing sites are refined to a
-    residual whose error of the evidence learning leaves.
+    residual whose error of the evidence learning leaves. Some of the rows need no inducing points.
     """
 
     plan: LabelErrorPlan
     sign: np.ndarray
     x: np.ndarray
+    through_points: bool = True
     tol: ClassVar[float] = 2e-2
 
     def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
+        if not self.through_points:
+            setting = setting._replace(points=None)
         averages = self.plan.averaging is not None
         single = averages and len(self.sign) >= LIMITS.thirds_errors
         try:
@@ -377,17 +384,15 @@ class ErrorProblem:
         except ImproperPosterior:  # inducing points that have met
             return None
 
-        def solve(start, share):
-            # sites start close to their fixed points
-            return ep.solve(start, tol=self.tol, max_iter=40, damping=share, accelerate=True)
-
+        # sites start close to their fixed points
+        solve = partial(ep.solve, tol=self.tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.sites
         result = settled(solve, x, np.zeros_like(self.x))
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows])
+        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
