@@ -331,7 +331,11 @@ class _Iteration:
         Yields states to try.
         """
         before, target = self.current, self.current.target
-        proposal = self._proposal(whole, fast)
+        proposal = target
+        if not whole and fast and self.acceleration is not None:
+            proposal = self.acceleration(self.x, self.current)
+        elif not whole:
+            proposal = self.x + self.step * (target - self.x)
         # States may be as long as the data: nothing is held that a second look can bring back,
         # and where proposals are repaired the target is hardly ever needed once more.
         self.current = None
@@ -351,14 +355,6 @@ class _Iteration:
         else:
             self.x = new
         self.current, self.found = self.found, None
-
-    def _proposal(self, whole: bool, fast: bool) -> np.ndarray:
-        target = self.current.target
-        if whole:
-            return target
-        if fast and self.acceleration is not None:
-            return self.acceleration(self.x, self.current)
-        return self.x + self.step * (target - self.x)
 
     def _admitted(self, proposal: np.ndarray, target: Any) -> np.ndarray:
         return proposal if self.repair is None else self.repair(proposal, self.x, target)

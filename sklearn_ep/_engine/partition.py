@@ -155,12 +155,6 @@ class Workers:
         self._make = functools.partial(Parallel, n_jobs=n_jobs, **options)
         self.pool, self._kept_open = self._make(), False
 
-    @property
-    def serial(self) -> bool:
-        """Whether tasks run here, one after another."""
-        client = getattr(self.pool._backend, "client", None)
-        return self.pool.n_jobs == 1 and client is None
-
     def __enter__(self) -> "Workers":
         self.pool.__enter__()
         self._kept_open = True
@@ -246,7 +240,7 @@ class PartMap:
         self._workers = Workers(n_jobs, **how)
         client = getattr(self._workers.pool._backend, "client", None)
         self.parts = [_held(part, client) for part in parts]
-        self.serial = self._workers.serial
+        self.serial = self._workers.pool.n_jobs == 1 and client is None
 
     def __enter__(self) -> "PartMap":
         if not self.serial:

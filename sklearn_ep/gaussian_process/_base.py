@@ -302,6 +302,19 @@ def _own_label_proba(attributes, labels):
     return np.exp(log_p[np.arange(len(labels)), labels])
 
 
+def last_sites(last, kernel, empty):
+    """Return (theta, sites) to start each problem from: those of the last fit if they fit.
+
+    `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
+    otherwise.
+    """
+    if last is not None and isinstance(last.runs[0], BinaryFit) and last.sites.shape == empty.shape:
+        thetas = [f.attributes["kernel"].theta for f in last.runs]
+        if len(thetas[0]) == kernel.n_dims:
+            return thetas, list(last.sites)
+    return [kernel.theta] * len(empty), list(empty)
+
+
 def averages_of(fit):
     """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
     own = [getattr(run, "attributes", {}) for run in fit.runs]
@@ -538,7 +551,9 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
             coded = X
-            if self.kernel is None and category_columns(X):  # they become indicators
+            if (
+                self.kernel is None and hasattr(X, "dtypes") and category_columns(X)
+            ):  # they become indicators
                 self._coder = CategoryCoder().fit(X)
                 coded = self._coder.transform(X)
             training = validate_training(self, coded, y, sample_weight, dtype)

@@ -23,12 +23,12 @@ from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
-from .._estimator.fitting import BinaryFit
 from ._base import (
     check_kernel,
     evidence_of_problems,
     factor_of,
     initial_kernel,
+    last_sites,
     left_out_labels,
     left_out_signs,
     spread_of,
@@ -383,30 +383,18 @@ class DenseProblem:
         return replace(self, x=foretold)
 
 
-def last_sites(last, kernel, empty):
-    """Return (theta, sites) to start each problem from: those of the last fit if they fit.
-
-    `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
-    otherwise.
-    """
-    if last is not None and isinstance(last.runs[0], BinaryFit) and last.sites.shape == empty.shape:
-        thetas = [f.attributes["kernel"].theta for f in last.runs]
-        if len(thetas[0]) == kernel.n_dims:
-            return thetas, list(last.sites)
-    return [kernel.theta] * len(empty), list(empty)
-
-
 def plan_dense(estimator, training, joint):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
     kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
     kernel, space = _space(estimator, training, kernel, joint)
     rng = check_random_state(estimator.random_state)
     check_kernel(kernel, kernel(training.X))
-    model: Any = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
+    model: BinaryModel | JointModel
     if joint:
         model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
         empty = empty_sites(training.y, len(estimator.classes_))[None]
     else:
+        model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
     starts, sites = last_sites(estimator._last_fit, kernel, empty)
     pairs = zip(sites, empty, strict=True)

@@ -28,7 +28,7 @@ from .._engine.hyper import (
     search_from_rows,
     search_mode,
 )
-from .._engine.loop import SILENT, StepsOfPhase, Trace
+from .._engine.loop import StepsOfPhase, Trace
 from ._base import attributes_of_nodes, fit_of_sites, mixed_logs, watch_of_sweeps
 from ._dense import DenseProblem
 from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
@@ -70,7 +70,9 @@ def fit_dense(plan, y, monitor, k):
     kernel, x, end = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
-        nodes, mode, end = or_refuse(_mode(plan, y, k, trace, monitor))
+        first, starts = _first_nodes(plan, y, k)
+        found = _mode_from(first, starts, trace)
+        nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
         most = plan.sweeps["max_iter"]
         if averages and end.reason == "asked":
             average = average_of([mode], np.array([mode.log_evidence]))
@@ -112,29 +114,33 @@ def _mixed_fit(plan, average, trace, end, result):
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
 
-def _mode(plan, y, k, trace, monitor):
-    """Return the `Nodes` of problem k, the one at the mode and how the search ended, or None.
+def _first_nodes(plan, y, k):
+    """Return the `Nodes` of problem k, and where a search begins."""
+    passing = plan.model.rough(plan.averages)
+    nodes = Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), plan.space)
+    return nodes, [plan.space.phi(theta) for theta in (plan.starts[k], *plan.search.restarts)]
 
-    A search that ends flat is made again from shorter lengths: the evidence may have a mode with
-    and one without structure, far apart.
+
+def _again_if_flat(found, first, trace, monitor):
+    """Return what a search found, or the same from shorter lengths where it ended flat.
+
+    The evidence may have a mode with and one without structure, far apart. `first` are the `Nodes`
+    at which it began.
     """
-    space, passing = plan.space, plan.model.rough(plan.averages)
-    nodes = Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), space)
-    starts = [space.phi(theta) for theta in (plan.starts[k], *plan.search.restarts)]
-    found = _mode_from(nodes, starts, trace, monitor)
+    plan = first.problem.plan
     if found is None or plan.search.shorter is None or found[2].reason == "asked":
         return found
-    if not plan.ends_flat(y, found[1].log_evidence):
+    if not plan.ends_flat(first.problem.y, found[1].log_evidence):
         return found
     if not plan.averages:
-        return _higher(found, _from_shorter(nodes, trace))
+        return _higher(found, _from_shorter(first, trace))
     with monitor.phase("integration over hyperparameters") as told:
-        nodes, mode, _ = _higher(found, _from_shorter(nodes, StepsOfPhase(told)))
+        nodes, mode, _ = _higher(found, _from_shorter(first, StepsOfPhase(told)))
     return nodes, mode, found[2]
 
 
 def _from_shorter(nodes, trace):
-    """Return the same as `_mode_from` from the best of shorter lengths."""
+    """Return what `_mode_from` finds from the best of shorter lengths."""
     space, shorter = nodes.space, nodes.problem.plan.search.shorter
     tried = [nodes.evaluate(space.phi(theta), None, slopes=False) for theta in shorter]
     best = max(filter(None, tried), key=lambda node: node.objective, default=None)
@@ -146,10 +152,11 @@ def _higher(found, other):
     return found if other is None or other[1].objective < found[1].objective else other
 
 
-def _mode_from(nodes, starts, trace, watch=SILENT):
-    """Return the same from starts (k, T); with many rows a search begins with some of them.
+def _mode_from(nodes, starts, trace):
+    """Return `Nodes`, the one at the mode and how the search ended, or None, from starts (k, T).
 
-    What their sites tell those of the others to be is where the `Nodes` start.
+    With many rows it begins with some of them. What their sites tell those of the others to be is
+    where the `Nodes` start.
     """
     plan, bounds = nodes.problem.plan, nodes.space.bounds
     optimizer, rows, averages = plan.search.optimizer, plan.some_rows(), plan.averages
@@ -164,7 +171,7 @@ def _mode_from(nodes, starts, trace, watch=SILENT):
         found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
     exact, patient = plan.model.exact_gradient, LIMITS.patient / len(plan.y)
-    options |= dict(exact_gradient=exact, patient=patient, watch=watch)
+    options |= dict(exact_gradient=exact, patient=patient)
     return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.hyper import Accuracy, Descent, LearningEnd, NormalPrior, told
+from .._engine.hyper import Accuracy, LearningEnd, NegativeDensity, NormalPrior, told
 from .._engine.likelihoods import PROBIT_SLOPE
 from ._kernels import constant_and_stationary, n_lengths
 from ._limits import LIMITS
@@ -316,7 +316,7 @@ def search_by_function(optimizer, evaluate, starts, bounds, monitor):
     ``obj_func(theta, eval_gradient=True)`` the negative evidence and its gradient, and returns the
     best theta with the value there. What it returns counts as converged, in one iteration.
     """
-    descent = Descent(evaluate)
+    descent = NegativeDensity(evaluate)
 
     def obj_func(theta, eval_gradient=True):
         value, gradient, _ = descent(np.array(theta, dtype=np.float64, ndmin=1))

@@ -35,9 +35,9 @@ from ._base import (
     check_kernel,
     column_spread,
     joined_fits,
+    last_sites,
     spread_of,
 )
-from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
 from ._limits import LIMITS

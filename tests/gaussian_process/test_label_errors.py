@@ -14,7 +14,7 @@ from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
 from sklearn_ep.gaussian_process._hyperparameters import or_refuse
 from sklearn_ep.gaussian_process.label_errors.fit import MarginalDoubleLoop
-from sklearn_ep.gaussian_process.label_errors.step import (
+from sklearn_ep.gaussian_process.label_errors.rules import (
     LabelErrorStep,
     relaxed_cost,
     relaxed_gamma,

@@ -19,7 +19,7 @@ from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
-from sklearn_ep.gaussian_process.label_errors.step import relaxed_gamma
+from sklearn_ep.gaussian_process.label_errors.rules import relaxed_gamma
 
 ORACLES = oracle("relaxed_ep")
 PROBIT = oracle("gp_classification")

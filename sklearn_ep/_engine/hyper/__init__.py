@@ -17,9 +17,9 @@ from .nodes import star_about as star_about
 from .search import KEPT as KEPT
 from .search import TO_THE_MODE as TO_THE_MODE
 from .search import Accuracy as Accuracy
-from .search import Descent as Descent
 from .search import Evaluate as Evaluate
 from .search import LearningEnd as LearningEnd
+from .search import NegativeDensity as NegativeDensity
 from .search import Node as Node
 from .search import Nodes as Nodes
 from .search import ascend as ascend

@@ -22,6 +22,7 @@ from itertools import product, starmap
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from joblib import effective_n_jobs
 from scipy.special import logsumexp
 
 from ..gaussian import eigen_curvature
@@ -206,7 +207,7 @@ def integrate(
     if len(mode.phi) == 0:
         return Average([mode], np.ones(1), mode.objective)
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
+        visits = Visits(evaluate, np.asarray(bounds), told, n_jobs)
         for modes_left in reversed(range(_LATTICE.modes)):
             axes = _axes_of(_curvature_at(visits, mode) if curvature is None else curvature)
             curvature = None
@@ -224,12 +225,13 @@ def integrate(
 
 
 class Visits:
-    """Evaluations of the model at points within bounds, those of one call by `workers`, if any."""
+    """Evaluations of the model at points within bounds, those of one call by `n_jobs` workers."""
 
     def __init__(
-        self, evaluate: Evaluate, bounds: np.ndarray, told: Told, workers: Workers | None = None
-    ):
-        self.evaluate, self.bounds, self.told, self.workers = evaluate, bounds, told, workers
+        self, evaluate: Evaluate, bounds: np.ndarray, told: Told, n_jobs: int | None = 1
+    ) -> None:
+        self.evaluate, self.bounds, self.told = evaluate, bounds, told
+        self.workers = Workers(n_jobs) if effective_n_jobs(n_jobs) > 1 else None
         self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
@@ -242,7 +244,7 @@ class Visits:
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
         tasks = [(phi, node) for phi, node, here in pairs if here]
-        if self.workers is None or self.workers.serial:
+        if self.workers is None:
             found = list(starmap(self.evaluate, tasks))
         else:
             found = self.workers([(self.evaluate, *task) for task in tasks])
@@ -286,7 +288,7 @@ def sample_about(
     # eigenvectors would turn far where the curvature changes little, this root does not
     axes = np.linalg.inv(np.linalg.cholesky((vectors * values) @ vectors.T)).T
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
+        visits = Visits(evaluate, np.asarray(bounds), told, n_jobs)
         steps = np.sqrt(t) * np.concatenate([axes.T, -axes.T])
         nodes = _drawn_in(visits, mode, steps, 0.5 * t)
     log_volume = float(np.linalg.slogdet(axes)[1]) + 0.5 * t * np.log(2.0 * np.pi)

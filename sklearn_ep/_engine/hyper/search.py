@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from ..gaussian import eigen_curvature, learned_curvature
-from ..loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
+from ..loop import SILENT, Monitor, Reason
 
 
 class Node(NamedTuple):
@@ -515,7 +515,7 @@ class LearningEnd(NamedTuple):
 KEPT = LearningEnd("converged", 0, 0.0)
 
 
-class Descent:
+class NegativeDensity:
     """The negative of a log density, each `Node` from the best so far, at first from `near`.
 
     A point without node has the value infinity.
@@ -578,7 +578,9 @@ def search_mode(
         return node and (node, KEPT)
     options = accuracy._asdict() | dict(max_iter=max_iter, negligible=_NEGLIGIBLE)
     del options["gain"]
-    run: Any = partial(minimise_where_finite, Descent(evaluate, near), bounds=bounds, **options)
+    run: Any = partial(
+        minimise_where_finite, NegativeDensity(evaluate, near), bounds=bounds, **options
+    )
     runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
     first = min(runs, key=lambda r: r.value, default=None)
     found = run(first.x if first else phi, ended=lambda best: told(monitor, best.payload))
@@ -599,7 +601,6 @@ def search_from_rows(
     max_iter: int,
     starts: Sequence[np.ndarray] = (),
     monitor: Monitor = SILENT,
-    watch: FitWatch = SILENT,
     exact_gradient: bool = True,
     patient: float = np.inf,
 ) -> tuple[Nodes, Node, LearningEnd] | None:
@@ -614,9 +615,8 @@ def search_from_rows(
     if not exact_gradient:
         ends |= dict(ftol=1e-3, max_line_search=2)
     of_rows, bounds = nodes.of_rows(rows).evaluate, nodes.space.bounds
-    with watch.phase("some rows first") as told_of_steps:
-        own: Any = dict(max_iter=max_iter, starts=starts, monitor=StepsOfPhase(told_of_steps))
-        found = search_mode(of_rows, phi, bounds, accuracy._replace(**ends), **own)
+    coarse = accuracy._replace(**ends)
+    found = search_mode(of_rows, phi, bounds, coarse, max_iter=max_iter, starts=starts)
     if found is None:
         return None
     below, near = found[0], None

@@ -23,8 +23,7 @@ from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import ErrorNode, LabelErrorPlan, Slopes
-from .rules import OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
-from .step import LabelErrorStep
+from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
 
 
 class AtSetting(WithLearned):

@@ -26,8 +26,7 @@ from .._hyperparameters import (
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
-from .rules import LatentNoise, Relaxed
-from .step import LabelErrorStep
+from .rules import LabelErrorStep, LatentNoise, Relaxed
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
