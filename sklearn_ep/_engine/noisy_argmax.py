@@ -153,7 +153,7 @@ class NoisyArgmax:
         mean, var : ndarray of shape (n, K)
         """
         rows, race, joined = self._race(y, mean, var)
-        log_z, hazard, slope, own_slope = race.integrals(race.linked)
+        log_z, hazard, slope, own_slope = race.integrals(race.linked, race.range())
         gradient, slopes = joined(-hazard, hazard.sum(1)), joined(slope, own_slope)
         if self.fixed_winner:
             slopes[rows, y] = 1.0 / (var[rows, y] + self.noise.var[0])
@@ -162,7 +162,7 @@ class NoisyArgmax:
     def log_z_slopes(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
         """Return log p(y) (n,) as `tilted` does, and its slopes (n, K) in means and variances."""
         _, race, joined = self._race(y, mean, var)
-        log_z, hazard, bends, own_bend = race.integrals(race.bent, bent=True)
+        log_z, hazard, bends, own_bend = race.integrals(race.bent, race.range(), bent=True)
         return log_z, joined(-hazard, hazard.sum(1)), 0.5 * joined(bends, own_bend)
 
     def _race(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
@@ -228,16 +228,17 @@ class _Race(NamedTuple):
                 out[i] = np.array([_normalised(own, step)[0] for own in log_density]).T
         return out
 
-    def integrals(self, of_curves: Any, bent: bool = False) -> tuple[np.ndarray, ...]:
+    def integrals(self, of_curves: Any, ends: Any, bent: bool = False) -> tuple[np.ndarray, ...]:
         """Return log Z and E hazard of all rows, and of losers (n, K - 1) and winner what is asked.
 
-        That is `linked` or `bent`, the latter of curves that are so. By the trapezoid rule: the
-        integrand is analytic and falls off at both ends, so that equally spaced nodes converge
-        exponentially; their number follows from the width of its narrowest part.
+        That is `linked` or `bent`, the latter of curves that are so; `ends` are those of `range`.
+        By the trapezoid rule: the integrand is analytic and falls off at both ends, so that equally
+        spaced nodes converge exponentially; their number follows from the width of its narrowest
+        part.
         """
         n, K = len(self.own), self.others.shape[1] + 1
         out = np.empty(n), np.empty((n, K - 1)), np.empty((n, K - 1)), np.empty(n)
-        left, right, wanted = self.range()
+        left, right, wanted = ends
         if not np.all(np.isfinite(wanted)):
             raise ImproperPosterior("latent values of classes are beyond double precision")
         few = self.nodes.counts
@@ -334,12 +335,23 @@ class _Race(NamedTuple):
         """Return log F_j, F_j' / F_j and, if `bent`, F_j'' / F_j at t, each (losers, rows, nodes).
 
         Nodes come last since there are more of them than of losers: what runs over an array then
-        runs far without a stop.
+        runs far without a stop. Sums over the normals of the noise grow one normal at a time, which
+        takes a fifth of the memory of all at once.
         """
         mean, var = self.others[i].T[:, :, None], self.others_var[i].T[:, :, None]
         root = np.sqrt(var[..., None] + self.noise.var)
         centre = mean[..., None] + self.noise.mean
-        below, density, bend = _mixed(self.noise.weight, t, centre, root, bent)
+        below, density, bend = (np.zeros(()),) * 3
+        for c, share in enumerate(self.noise.weight):
+            z = (t - centre[..., c]) * (1.0 / root[..., c])
+            below = below + share * ndtr(z)
+            own = z * z
+            own *= -0.5
+            np.exp(own, out=own)
+            own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
+            density = density + own
+            if bent:
+                bend = bend - own * z / root[..., c]
         # far out the sums of the mixture leave double precision: there they are taken in logs
         far = np.flatnonzero(below.min(axis=(0, 2)) < _TINY)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -394,27 +406,6 @@ def _mode(
     r, r_plus_z = normal_hazard(z)
     curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
     return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
-
-
-def _mixed(weight: np.ndarray, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
-    """F_j, F_j' and, if `bent`, F_j'' at t, by direct sums over the normals of the noise.
-
-    t (rows, nodes) meets centres and roots of variances (losers, rows, 1, normals); all that
-    comes out is (losers, rows, nodes). Sums grow one normal at a time, which takes a fifth of
-    the memory of all at once.
-    """
-    below, density, bend = 0.0, 0.0, 0.0
-    for c, share in enumerate(weight):
-        z = (t - centre[..., c]) * (1.0 / root[..., c])
-        below = below + share * ndtr(z)
-        own = z * z
-        own *= -0.5
-        np.exp(own, out=own)
-        own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
-        density = density + own
-        if bent:
-            bend = bend - own * z / root[..., c]
-    return below, density, bend
 
 
 def _mixed_in_logs(weight: np.ndarray, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:

@@ -1,6 +1,7 @@
 """What the GP classifiers share: checks, what fits leave, attributes, evidence and diagnosis."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import Average, Node, log_mixture
+from .._engine.hyper import log_mixture
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
@@ -375,15 +376,10 @@ def _modes(fit, own, learned, learned_rate):
         if learned_rate:
             names = (*names, "logit_label_noise")
             phi = np.append(phi, logit(own[k % len(own)]["setting"].rate))
-        average = _single(phi, fit.runs[0].log_evidence)
+        average = SimpleNamespace(phi=phi[None], weight=np.ones(1))
         shared = dict(names=names, average=average, mode=True)
         found.append(dict(theta=kernel.theta[None], anisotropy=np.array([spread]), **shared))
     return found
-
-
-def _single(phi, log_evidence):
-    """Return the `Average` of one node at phi (T,)."""
-    return Average.alone(Node(phi, log_evidence, 0.0, np.zeros(len(phi)), 0.0, None))
 
 
 def ending_in(history, record):
@@ -416,6 +412,16 @@ def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
     return wrapper(trace, learned) if counted else SILENT
 
 
+def remark_of(end):
+    """Return what is not as it should be at a `LearningEnd`, in words."""
+    if end.reason not in ("max_iter", "stuck"):
+        return ""
+    return (
+        f"learning ended after {end.n_steps} steps ({end.reason}), with a gradient of the "
+        f"log evidence of {end.gradient:.3g}"
+    )
+
+
 def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, **more):
     """Return the `BinaryFit` of sites on the rows, whatever structure and rule they come from.
 
@@ -427,7 +433,7 @@ def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, *
     history = ending_in(trace.history, {"residual": result.residual, **record})
     more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter, **left_out)
     reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
-    return BinaryFit(posterior, history, reason, log_evidence, more, end.remark)
+    return BinaryFit(posterior, history, reason, log_evidence, more, remark_of(end))
 
 
 def attributes_of_nodes(average, theta, names):

@@ -55,10 +55,6 @@ class _NegativeSites:
         add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
 
-    def gain(self, mean):
-        """Return d (I - d A d)^-1 d applied to means of these rows: what alpha gains there."""
-        return self.root * cholesky_solve(self.lower, self.root * mean)
-
 
 def _factor_of_sites(block, root):
     """Return the Cholesky factor of B = I + S K S for a block of K and S = diag(root)."""
@@ -132,7 +128,8 @@ class DenseState:
     def _pull(self):
         """Add the effect of negative sites to alpha, which so far knows the others."""
         negative = self._negative
-        gain = negative.gain(negative.columns.T @ self.alpha)
+        mean = negative.columns.T @ self.alpha
+        gain = negative.root * cholesky_solve(negative.lower, negative.root * mean)
         self.alpha[negative.rows] += gain
         self.alpha[self.rows] -= self.root * (negative.back @ gain)
 

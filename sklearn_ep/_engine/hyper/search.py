@@ -500,16 +500,6 @@ class LearningEnd(NamedTuple):
     n_steps: int
     gradient: float
 
-    @property
-    def remark(self) -> str:
-        """What is not as it should be, in words."""
-        if self.reason not in ("max_iter", "stuck"):
-            return ""
-        return (
-            f"learning ended after {self.n_steps} steps ({self.reason}), with a gradient of the "
-            f"log evidence of {self.gradient:.3g}"
-        )
-
 
 # Where nothing is learned.
 KEPT = LearningEnd("converged", 0, 0.0)

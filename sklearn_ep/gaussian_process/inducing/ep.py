@@ -455,6 +455,21 @@ def evaluate_part(part, message, model, classes, how):
     return evaluate_rows(model, PassRows(X, y, weight, *message), how), root
 
 
+def batch_of_part(part, message, model, classes, how):
+    """Return the `RowSums` of a batch of a partition and its copies, None where there is none.
+
+    `message` is (row numbers, their sites or None), or None.
+    """
+    if message is None:
+        return None
+    X, y, weight = read_rows(part, classes)
+    rows, sites = message
+    if sites is None or not np.any(sites):
+        how = how._replace(step=1.0)
+    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], sites)
+    return evaluate_rows(model, own, how), weight[rows].sum()
+
+
 def collect_part(part, sites, prior, labels, classes):
     """Return gram and shift of given sites (C, 2, n) of a partition."""
     X, _, weight = read_rows(part, classes)

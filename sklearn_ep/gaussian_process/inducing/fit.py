@@ -37,6 +37,7 @@ from .._base import (
     ending_in,
     factor_of,
     initial_kernel,
+    remark_of,
     sweeps_of,
 )
 from .._dense import plan_dense
@@ -364,7 +365,7 @@ def _converged(plan, ep, state, end, trace):
         result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
-    return InducingRun(state, model, *told, float(final["log_evidence"]), end.remark)
+    return InducingRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
 
 
 def _learned(plan, ep, hyper, trace):
