@@ -361,14 +361,15 @@ def test_sites_that_do_not_settle_make_no_node():
     problem = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y).problem
     plan, starts = problem.plan, []
 
-    def solve(x, share):
-        starts.append((np.any(x), share))
-        result = plan.solve(plan.ep(plan.kernel, problem.y), x, tol=1e-2, max_iter=1)
+    def solve(x, damping):
+        starts.append((np.any(x), damping))
+        sweeps = plan.sweeps | dict(tol=1e-2, max_iter=1)
+        result = plan.ep(plan.kernel, problem.y).solve(x, **sweeps)
         result.evaluation.residual = 1.0
         return result
 
-    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20))) is None
-    assert starts == [(True, 1.0), (False, 0.5)]
+    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20)), 0.8) is None
+    assert starts == [(True, 0.8), (False, 0.4)]
 
 
 @pytest.mark.parametrize("k", range(4))
