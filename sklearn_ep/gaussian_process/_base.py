@@ -683,14 +683,11 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         whole, n_equal = whole_theta(fitted, fitted.theta if theta is None else theta)
         if self._plan is None:
             raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
-        args, gradient = (whole, self._fitted, self.n_jobs), None
-        if eval_gradient:
-            value, gradient = self._plan.value_and_gradient(*args)
-        else:
-            value = self._plan.log_evidence(*args)
+        args = whole, self._fitted, self.n_jobs, eval_gradient
+        value, gradient = self._plan.value_and_gradient(*args)
         if not clone_kernel:
             self.kernel_ = with_theta(fitted, whole)
-        if gradient is None:
+        if not eval_gradient:
             return value
         return value, gradient.reshape(n_equal, -1).sum(axis=0)
 

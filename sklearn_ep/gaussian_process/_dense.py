@@ -82,10 +82,6 @@ class BinaryModel:
         latent = KernelGP(kernel, X, self.searching and len(X) >= LIMITS.single)
         return WholeEP(latent, self.factor, sign, weight, self.rule)
 
-    def gradient(self, ep, payload):
-        """Return the gradient of the log evidence in theta at a fixed point."""
-        return ep.evidence_gradient(payload[0])
-
     def rough(self, averages):
         """Return the model for sites that a search passes, to nodes of an average or to a mode.
 
@@ -132,16 +128,12 @@ class JointModel:
 
     @property
     def exact_gradient(self):
-        """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
+        """Whether the gradient is that of the log evidence, and not without the moves of sites."""
         return self.n_classes == 2
 
     def ep(self, kernel, X, y, weight):
         """Return the fixed-point map of EP."""
         return JointEP(JointGP(kernel, X, self.searching), self.factor, y, weight)
-
-    def gradient(self, ep, payload):
-        """Return the gradient of the log evidence in theta at a fixed point."""
-        return ep.structure.evidence_gradient(payload[0])
 
     def rough(self, averages):
         """Return the model for sites that a search passes."""
@@ -294,30 +286,30 @@ class DensePlan:
         result = self.ep(kernel, y).solve(x, **steps)
         return replace(result, n_iter=n_before + result.n_iter)
 
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, EP run from the sites of the fit."""
-        return self.value_and_gradient(theta, fit, n_jobs, slopes=False)[0]
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
-    def value_and_gradient(self, theta, fit, n_jobs, slopes=True):
-        """Return the same and its gradient, which is dear for several classes."""
+        That is dear for several classes, which have it only if `slopes` are asked for.
+        """
         if isinstance(self.model, BinaryModel):
             at = self._evaluated
             return evidence_of_problems(lambda k, *problem: at(*problem)[:2], self.y, theta, fit)
-        value, gradient, x = self._evaluated(self.y, fit.sites[0], theta)
-        if slopes and not self.model.exact_gradient:
+        exact = slopes and self.model.exact_gradient
+        value, gradient, x = self._evaluated(self.y, fit.sites[0], theta, exact)
+        if slopes and not exact:
             # of evidences at fixed points, run from sites near by to a small residual
             steps: dict[str, Any] = dict(tol=min(self.sweeps["tol"], 1e-6), max_iter=300)
             gradient = central_differences(
-                lambda moved: self._evaluated(self.y, x, moved, **steps)[0], theta
+                lambda moved: self._evaluated(self.y, x, moved, False, **steps)[0], theta
             )
         return value, gradient
 
-    def _evaluated(self, y, x, theta, **steps):
-        """Return log evidence of a problem at theta from sites x, a gradient, and sites."""
+    def _evaluated(self, y, x, theta, slopes=True, **steps):
+        """Return log evidence of a problem at theta from sites x, maybe a gradient, and sites."""
         ep = self.ep(with_theta(self.kernel, theta), y)
         result = ep.solve(x, **self.sweeps | steps)
-        payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
-        return value, self.model.gradient(ep, payload), result.onwards
+        gradient = ep.evidence_gradient(result.evaluation.payload[0]) if slopes else None
+        return result.evaluation.record["log_evidence"], gradient, result.onwards
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -364,7 +356,7 @@ class DenseProblem:
                 return None
             found = KernelNode(kernel, result.evaluation.payload[0], theta, result)
         if slopes:
-            found = found._replace(slope=model.gradient(ep, found.result.evaluation.payload))
+            found = found._replace(slope=ep.evidence_gradient(found.state))
         return found
 
     def of_rows(self, rows):

@@ -188,23 +188,14 @@ class KernelGP(DenseGP):
     """
 
     def __init__(self, kernel, X, single=False):
-        self.kernel, self.X, self._kept, self.single = kernel, X, None, single
+        self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
-        if not (self._cross.of_distances and self._cross.is_rbf):
-            super().__init__(kernel(X))
-            return
-        K, slope = self._cross.of_squares(squares_among(self._cross.B))
-        super().__init__(K)
-        self._kept = self._cross.B, K, slope
-
-    def posterior(self, precision, shift):
-        """Return the `DenseState` for site parameters (n,), copies of tied rows counted."""
-        return DenseState(self._given, precision, shift)
-
-    @cached_property
-    def _given(self):
-        """The prior covariance in the precision of the posteriors."""
-        return self.K.astype(np.float32) if self.single else self.K
+        if self._cross.of_distances and self._cross.is_rbf:
+            K, slope = self._cross.of_squares(squares_among(self._cross.B))
+            self._kept = self._cross.B, K, slope
+        else:
+            K = kernel(X)
+        super().__init__(K.astype(np.float32) if single else K)
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""

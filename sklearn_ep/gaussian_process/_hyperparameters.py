@@ -280,16 +280,6 @@ LEARNING_TOL = 1e-3
 JOINT_ACCURACY = Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, False)
 
 
-class ValueWithGradient:
-    """Plan that comes to know a log evidence by `value_and_gradient`, and not without it."""
-
-    value_and_gradient: Any
-
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, EP run from the state of the fit."""
-        return self.value_and_gradient(theta, fit, n_jobs)[0]
-
-
 def random_starts(bounds, n_starts, rng):
     """Return starts (n_starts, p) drawn uniformly within finite log bounds."""
     # a kernel without free parameters has bounds of shape (0,)

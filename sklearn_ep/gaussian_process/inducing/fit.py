@@ -45,7 +45,6 @@ from .._dense_fit import fit_dense
 from .._hyperparameters import (
     LEARNING_TOL,
     KernelScales,
-    ValueWithGradient,
     kernel_prior,
     kernel_settings,
     learned_coordinates,
@@ -76,7 +75,7 @@ from .values import AveragedInducing
 
 
 @dataclass
-class InducingPlan(ValueWithGradient):
+class InducingPlan:
     """All of a fit through inducing points that is decided before it starts.
 
     `labels` are what rows say: binary problems, one for two classes and one a class otherwise,
@@ -131,12 +130,12 @@ class InducingPlan(ValueWithGradient):
             hyper = replace(hyper, Z=points, **alone)
         return InducingProblem(ep, hyper, state, self.sweeps | steps)
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
         with PartMap(self.data.parts, n_jobs) as run:
             problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
-            node = or_refuse(problem.at(theta, None))
-            if not self.labels.exact_gradient:
+            node = or_refuse(problem.at(theta, None, slopes))
+            if slopes and not self.labels.exact_gradient:
                 node = node._replace(slope=problem.differences(node))
         return float(node.log_evidence), node.slope
 

@@ -16,7 +16,6 @@ from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
-from .._hyperparameters import ValueWithGradient
 from .._kernels import with_theta
 from ..inducing.ep import BinaryProblems, InducingEP, evidence_gradient
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
@@ -95,7 +94,7 @@ def row_labels(part, message, model, classes, fraction=1.0):
 
 
 @dataclass
-class PartedErrors(ValueWithGradient):
+class PartedErrors:
     """A `LabelErrorPlan` without rows, and the rows in partitions."""
 
     plan: LabelErrorPlan
@@ -143,7 +142,7 @@ class PartedErrors(ValueWithGradient):
         except ImproperPosterior:  # the last sites are no start for this kernel
             return ep.solve(ep.zero(prior), **options)
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.

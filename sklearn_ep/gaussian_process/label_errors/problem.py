@@ -19,7 +19,6 @@ from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     KernelScales,
     ThetaSpace,
-    ValueWithGradient,
     learned_coordinates,
     settled,
 )
@@ -208,7 +207,7 @@ class Rung(NamedTuple):
 
 
 @dataclass
-class LabelErrorPlan(ValueWithGradient):
+class LabelErrorPlan:
     """Everything the binary problems need besides their signs; sent to workers as it is.
 
     Sites are on g = f + noise. `y` holds class indices; `settings` and `sites` have one entry a
@@ -288,7 +287,7 @@ class LabelErrorPlan(ValueWithGradient):
         power = Rung("power 0.5", Power(0.5), 0.9)
         return [Rung(name, rules[0], self.damping, True), slow, power, last]
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.
