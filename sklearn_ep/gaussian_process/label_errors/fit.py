@@ -247,7 +247,7 @@ class MarginalDoubleLoop:
         self.ep, self.exponent, self.inner_steps = ep, exponent, inner_steps
         self.factor = ep.factor if exponent == 1.0 else ep.factor.powered(exponent)
 
-    def solve(self, x, *, max_iter, tol, monitor):
+    def solve(self, x, *, max_iter, tol, monitor=SILENT):
         """Return the `Result` of steps from sites x, accelerated where the evidence rises."""
         limits = dict(max_iter=max_iter, tol=tol, monitor=monitor, give_up_after=max_iter)
         faster = Anderson(depth=8, mixing=1.0)
