@@ -238,12 +238,11 @@ class DensePlan:
 
     def some_rows(self):
         """Return a third of the rows, to begin with; None for few rows and warm starts."""
-        vectors = np.issubdtype(self.X.dtype, np.number)
+        if not self.fresh:
+            return None
         two = isinstance(self.model, BinaryModel)
         least = LIMITS.thirds if two else LIMITS.thirds_classes
-        if len(self.y) < least or not self.fresh or not vectors:
-            return None
-        return third_of_rows(self.X, self.y, self.weight)
+        return third_of_rows(self.X, self.y, self.weight, least)
 
     @property
     def averages(self):

@@ -135,11 +135,10 @@ def _some_rows(problem, first):
     Through inducing points these are none that are moved.
     """
     plan = problem.plan
-    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
-    vectors = np.issubdtype(plan.X.dtype, np.number) and plan.unit is None
-    if len(problem.sign) < least or np.any(problem.x) or not vectors:
+    if np.any(problem.x) or plan.unit is not None:
         return None
-    return third_of_rows(plan.X, problem.sign, plan.weight, LIMITS.first_rows)
+    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
+    return third_of_rows(plan.X, problem.sign, plan.weight, least, LIMITS.first_rows)
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
