@@ -240,13 +240,15 @@ class Level(NamedTuple):
     """One spread of the deviations: its mode, and what is about it in variance and mean length.
 
     `nodes` keep the ratios that the lengths have at the mode, `curvature` (T, T) is that of minus
-    the log posterior there, `log_mass` that of all deviations, at the best variance and length.
+    the log posterior there, `log_mass` that of all deviations, at the best variance and length;
+    `expected` (p, p) is the expected curvature of the log evidence in theta, None at spread zero.
     """
 
     nodes: Nodes
     mode: Node
     curvature: np.ndarray
     log_mass: float
+    expected: np.ndarray | None = None
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
@@ -316,7 +318,8 @@ class Deviations(Nodes):
         log_mass, phi = self.log_mass(mode, curvature, PATH.gain), scales.phi(mode.phi)
         centre = mode._replace(phi=phi, log_prior=scales.log_prior(phi)[0])
         groups = np.array([scales.slopes(unit) for unit in np.eye(len(curvature))])
-        return Level(Nodes(self.problem, scales), centre, groups.T @ curvature @ groups, log_mass)
+        curvature = groups.T @ curvature @ groups
+        return Level(Nodes(self.problem, scales), centre, curvature, log_mass, expected)
 
     def mode_from(self, near, expected, theta=None):
         """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.
@@ -344,35 +347,24 @@ def levels(nodes, isotropic):
     """
     plan = nodes.problem.plan
     rows = plan.some_rows()
-    small = nodes if rows is None else Nodes(nodes.problem.of_rows(rows), nodes.space)
-    near = isotropic if rows is None else small.evaluate(isotropic.phi, None, slopes=False)
+    if rows is None:
+        return _walked(nodes, isotropic, PATH.depth)
+    small, share = nodes.of_rows(rows), plan.share(rows)
+    near = small.evaluate(isotropic.phi, None, slopes=False)
     if near is None:
         return []
-    share = 1.0 if rows is None else plan.share(rows)
-    steps = _walked(small, near, PATH.depth / share)
-    if rows is None:
-        return [step.level for step in steps]
-    best = _best_of([step.level for step in steps], near, share)
-    found = []
-    for k in best:
-        found.append(_with_all_rows(nodes, share, steps[k], isotropic))
+    walked, found = _walked(small, near, PATH.depth / share), []
+    for k in _best_of(walked, near, share):
+        found.append(_with_all_rows(nodes, share, walked[k], isotropic))
     return [level for level in found if level is not None]
 
 
-class _Step(NamedTuple):
-    """A spread on the path: its `Deviations`, its `Level`, the expected curvature at its mode."""
-
-    own: Deviations
-    level: Level
-    expected: np.ndarray
-
-
 def _walked(nodes, isotropic, depth):
-    """Return the `_Step` of each spread above zero, as far as the path is worth going.
+    """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     It ends where log masses are `depth` nats below the best.
     """
-    problem, scales, found = nodes.problem, nodes.space, list[_Step]()
+    problem, scales, found = nodes.problem, nodes.space, list[Level]()
     expected = expected_curvature(problem, isotropic)
     near, best = isotropic, isotropic.objective
     for s in SPREADS:
@@ -386,8 +378,8 @@ def _walked(nodes, isotropic, depth):
         if mode is None:
             break
         near, expected = mode, expected_curvature(problem, mode)
-        found.append(_Step(own, own.level(mode, expected), expected))
-        log_mass = found[-1].level.log_mass
+        found.append(own.level(mode, expected))
+        log_mass = found[-1].log_mass
         if log_mass < best - depth:
             break
         best = max(best, log_mass)
@@ -409,16 +401,17 @@ def _best_of(walked, near, share):
     return sorted(best)
 
 
-def _with_all_rows(nodes, share, step, isotropic):
-    """Return the `Level` of all rows from the `_Step` of a share of them, or None.
+def _with_all_rows(nodes, share, level, isotropic):
+    """Return the `Level` of all rows from that of a share of them, or None.
 
     The search starts from the `isotropic` mode of all rows with the ratios of lengths of some,
     whose expected curvature is in proportion. That of all lengths together is then made right:
     volumes come out within some tenths of a nat, without a product of n^3 for each column.
     """
-    own, expected = replace(step.own, problem=nodes.problem), step.expected / share
-    lengths, theta = nodes.space.lengths, isotropic.payload.theta.copy()
-    apart = step.level.mode.payload.theta[lengths]
+    scales, expected = nodes.space, level.expected / share
+    own = Deviations(nodes.problem, LengthSpace(scales.kernel, scales, level.nodes.space.s))
+    lengths, theta = scales.lengths, isotropic.payload.theta.copy()
+    apart = level.mode.payload.theta[lengths]
     theta[lengths] += apart - apart.mean()
     mode = own.mode_from(isotropic, expected, theta)
     if mode is None:
