@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from joblib import effective_n_jobs
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
@@ -224,7 +225,7 @@ class DensePlan:
     starts: list
     sites: list
     fresh: bool = True
-    n_jobs: int | None = None
+    n_jobs: int = 1
 
     def ends_flat(self, y, log_evidence):
         """Return whether a kernel tells hardly more of labels y than how frequent they are.
@@ -401,7 +402,7 @@ def plan_dense(estimator, training, joint):
         starts=starts,
         sites=sites,
         fresh=all(np.array_equal(*pair) for pair in pairs),
-        n_jobs=estimator.n_jobs if joint or estimator._n_problems == 1 else None,
+        n_jobs=effective_n_jobs(estimator.n_jobs) if joint or estimator._n_problems == 1 else 1,
     )
 
 

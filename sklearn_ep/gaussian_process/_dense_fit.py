@@ -28,7 +28,7 @@ from .._engine.hyper import (
     search_from_rows,
     search_mode,
 )
-from .._engine.loop import StepsOfPhase, Trace
+from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import attributes_of_nodes, fit_of_sites, mixed_logs, watch_of_sweeps
 from ._dense import DenseProblem
 from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
@@ -71,7 +71,7 @@ def fit_dense(plan, y, monitor, k):
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
         first, starts = _first_nodes(plan, y, k)
-        found = _mode_from(first, starts, trace)
+        found = _mode_from(first, starts, trace, monitor)
         nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
         most = plan.sweeps["max_iter"]
         if averages and end.reason == "asked":
@@ -152,7 +152,7 @@ def _higher(found, other):
     return found if other is None or other[1].objective < found[1].objective else other
 
 
-def _mode_from(nodes, starts, trace):
+def _mode_from(nodes, starts, trace, watch=SILENT):
     """Return `Nodes`, the one at the mode and how the search ended, or None, from starts (k, T).
 
     With many rows it begins with some of them. What their sites tell those of the others to be is
@@ -171,7 +171,7 @@ def _mode_from(nodes, starts, trace):
         found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
     exact, patient = plan.model.exact_gradient, LIMITS.patient / len(plan.y)
-    options |= dict(exact_gradient=exact, patient=patient)
+    options |= dict(exact_gradient=exact, patient=patient, watch=watch)
     return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
 
 

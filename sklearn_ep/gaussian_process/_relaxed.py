@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from joblib import effective_n_jobs
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -301,6 +302,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Examples
     --------
     >>> import numpy as np
+    from joblib import effective_n_jobs
     >>> from sklearn_ep import RelaxedEPClassifier
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(60, 2))
@@ -588,7 +590,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             no_errors=float(self.no_errors),
             plain_kernel=plain,
             plain_prior=scale_prior(link, spread, *DEFAULTS.plain_spreads),
-            n_jobs=self.n_jobs if self._n_problems == 1 else None,
+            n_jobs=effective_n_jobs(self.n_jobs) if self._n_problems == 1 else 1,
         )
 
     def _label_attributes(self, fit, labels, kept):

@@ -1,13 +1,16 @@
 """Hyperparameters: search for the mode of their posterior, nodes about it, mixtures of these."""
 
+from .mixture import NormalPrior as NormalPrior
 from .mixture import draw_mixture as draw_mixture
 from .mixture import log_mixture as log_mixture
 from .mixture import mixture_covariance as mixture_covariance
 from .mixture import mixture_moments as mixture_moments
 from .mixture import mixture_quantiles as mixture_quantiles
 from .nodes import Average as Average
+from .nodes import Evaluate as Evaluate
 from .nodes import Lattice as Lattice
-from .nodes import NormalPrior as NormalPrior
+from .nodes import Node as Node
+from .nodes import Nodes as Nodes
 from .nodes import Spacing as Spacing
 from .nodes import Visits as Visits
 from .nodes import average_of as average_of
@@ -17,11 +20,8 @@ from .nodes import star_about as star_about
 from .search import KEPT as KEPT
 from .search import TO_THE_MODE as TO_THE_MODE
 from .search import Accuracy as Accuracy
-from .search import Evaluate as Evaluate
 from .search import LearningEnd as LearningEnd
 from .search import NegativeDensity as NegativeDensity
-from .search import Node as Node
-from .search import Nodes as Nodes
 from .search import ascend as ascend
 from .search import curvature_at as curvature_at
 from .search import find_mode as find_mode

@@ -11,24 +11,27 @@ A model declares its coordinates, their priors and bounds, and one function
     evaluate(phi, near) -> Node, or None where there is no posterior,
 
 which runs EP at phi from what the `Node` near holds (from nothing where near is None), and raises
-no error for want of convergence. Nothing here is random.
+no error for want of convergence. Nothing here is random. `Nodes` make one of a *space*, which has
+coordinates phi (T,) with `names`, `bounds` (T, 2) and a `log_prior` and maps them to the `point`
+where a *problem* is evaluated, and gradients there back to phi.
 
 A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2) in the step h:
 .001 at 1.6; and an explored one, since these posteriors have ridges and one-sided tails.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product, starmap
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from joblib import effective_n_jobs
 from scipy.special import logsumexp
 
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from ..partition import Workers
-from .search import Evaluate, Node, find_mode
+from .mixture import PriorDensity
+from .search import find_mode
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
 Place = tuple[int, ...]
@@ -76,30 +79,78 @@ class Spacing(NamedTuple):
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
-class PriorDensity(Protocol):
-    """A proper prior density of phi (T,)."""
+class Node(NamedTuple):
+    """A model at hyperparameters phi (T,).
 
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
+    gradient (T,) is that of log evidence plus log prior; residual that of the sites; payload what
+    predicts, and what a neighbour starts from.
+    """
 
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
+    phi: np.ndarray
+    log_evidence: float
+    log_prior: float
+    gradient: np.ndarray
+    residual: float
+    payload: Any
+
+    @classmethod
+    def under(
+        cls,
+        prior: PriorDensity,
+        phi: np.ndarray,
+        log_evidence: float,
+        slope: np.ndarray,
+        residual: float,
+        payload: Any,
+    ) -> "Node":
+        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
+        gradient = slope + prior.slope(phi)
+        return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
+
+    @property
+    def objective(self) -> float:
+        """Log density of phi up to a constant."""
+        return self.log_evidence + self.log_prior
 
 
-class NormalPrior(NamedTuple):
-    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
+Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
 
-    mean: np.ndarray
-    sd: np.ndarray
 
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-        z = (phi - self.mean) / self.sd
-        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a problem in a space of its hyperparameters.
 
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-        return (self.mean - phi) / self.sd**2
+    `problem.at(point, near, slopes)` gives from what a neighbour keeps what a node keeps, or None.
+    This, the payload, has `log_evidence` and `residual` of EP, the gradient `slope` of the log
+    evidence at the point, None where nobody asked, and `s`, the spread of the log lengths.
+    """
+
+    problem: Any
+    space: Any
+
+    def evaluate(self, phi: np.ndarray, near: Node | None, slopes: bool = True) -> Node | None:
+        """Return the `Node` at phi (T,), or None where EP has no fixed point.
+
+        Without `slopes` it has no gradient.
+        """
+        space, kept = self.space, None if near is None else near.payload
+        found = self.problem.at(space.point(phi), kept, slopes)
+        if found is None:
+            return None
+        log_prior, of_prior = space.log_prior(phi)
+        gradient = np.full(len(phi), np.nan)
+        if slopes:
+            gradient = space.slopes(found.slope) + of_prior
+        figures = found.log_evidence, log_prior, gradient, found.residual
+        return Node(phi, *figures, found._replace(s=space.s))
+
+    def of_rows(self, rows: np.ndarray) -> "Nodes":
+        """Return those of some of the rows."""
+        return Nodes(self.problem.of_rows(rows), self.space)
+
+    def from_rows(self, rows: np.ndarray, node: Node) -> "Nodes":
+        """Return those that start from what a `Node` of some rows tells of all."""
+        return Nodes(self.problem.from_rows(rows, node), self.space)
 
 
 class Average(NamedTuple):
@@ -231,7 +282,7 @@ class Visits:
         self, evaluate: Evaluate, bounds: np.ndarray, told: Told, n_jobs: int | None = 1
     ) -> None:
         self.evaluate, self.bounds, self.told = evaluate, bounds, told
-        self.workers = Workers(n_jobs) if effective_n_jobs(n_jobs) > 1 else None
+        self.workers = None if n_jobs == 1 else Workers(n_jobs)
         self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:

@@ -1,8 +1,4 @@
-"""Nodes of a model in a space of its hyperparameters, and searches for their mode.
-
-A *space* has coordinates phi (T,) with `names`, `bounds` (T, 2) and a `log_prior`, and maps them to
-the `point` where a problem is evaluated, and gradients there back to phi. A *problem* runs EP at a
-point. `Nodes` of both are all that a search for the mode asks for.
+"""Searches for the mode of hyperparameters.
 
 `minimise_where_finite` is scipy's L-BFGS-B for functions that have no value at some points;
 `ascend` a few Newton steps for a log density whose every value is dear, from near its maximum with
@@ -10,90 +6,20 @@ a curvature that is about known. `search_mode` goes by the first, `search_from_r
 from the mode of some of the rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
 from ..gaussian import eigen_curvature, learned_curvature
-from ..loop import SILENT, Monitor, Reason
+from ..loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 
-
-class Node(NamedTuple):
-    """A model at hyperparameters phi (T,).
-
-    gradient (T,) is that of log evidence plus log prior; residual that of the sites; payload what
-    predicts, and what a neighbour starts from.
-    """
-
-    phi: np.ndarray
-    log_evidence: float
-    log_prior: float
-    gradient: np.ndarray
-    residual: float
-    payload: Any
-
-    @classmethod
-    def under(
-        cls,
-        prior: Any,
-        phi: np.ndarray,
-        log_evidence: float,
-        slope: np.ndarray,
-        residual: float,
-        payload: Any,
-    ) -> "Node":
-        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
-        gradient = slope + prior.slope(phi)
-        return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
-
-    @property
-    def objective(self) -> float:
-        """Log density of phi up to a constant."""
-        return self.log_evidence + self.log_prior
-
-
-Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Nodes of a problem in a space of its hyperparameters.
-
-    `problem.at(point, near, slopes)` gives from what a neighbour keeps what a node keeps, or None.
-    This, the payload, has `log_evidence` and `residual` of EP, the gradient `slope` of the log
-    evidence at the point, None where nobody asked, and `s`, the spread of the log lengths.
-    """
-
-    problem: Any
-    space: Any
-
-    def evaluate(self, phi: np.ndarray, near: Node | None, slopes: bool = True) -> Node | None:
-        """Return the `Node` at phi (T,), or None where EP has no fixed point.
-
-        Without `slopes` it has no gradient.
-        """
-        space, kept = self.space, None if near is None else near.payload
-        found = self.problem.at(space.point(phi), kept, slopes)
-        if found is None:
-            return None
-        log_prior, of_prior = space.log_prior(phi)
-        gradient = np.full(len(phi), np.nan)
-        if slopes:
-            gradient = space.slopes(found.slope) + of_prior
-        figures = found.log_evidence, log_prior, gradient, found.residual
-        return Node(phi, *figures, found._replace(s=space.s))
-
-    def of_rows(self, rows: np.ndarray) -> "Nodes":
-        """Return those of some of the rows."""
-        return Nodes(self.problem.of_rows(rows), self.space)
-
-    def from_rows(self, rows: np.ndarray, node: Node) -> "Nodes":
-        """Return those that start from what a `Node` of some rows tells of all."""
-        return Nodes(self.problem.from_rows(rows, node), self.space)
+if TYPE_CHECKING:
+    from .nodes import Evaluate, Node, Nodes
 
 
 # How often one search may be cut short at a point without a value, the relative length at which it
@@ -224,7 +150,7 @@ class _BoxSearch:
         elif self.n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(self.x)):
             self.reason = "stuck"
 
-    def outcome(self, ftol: float, exact_gradient: bool) -> "Search":
+    def outcome(self, ftol: float, exact_gradient: bool) -> Search:
         """Return the `Search`; one that found nothing better has converged if little is left."""
         projected = np.abs(np.clip(self.x - self.gradient, *self.bounds.T) - self.x)
         reason = self.reason or "stuck"
@@ -591,6 +517,7 @@ def search_from_rows(
     max_iter: int,
     starts: Sequence[np.ndarray] = (),
     monitor: Monitor = SILENT,
+    watch: FitWatch = SILENT,
     exact_gradient: bool = True,
     patient: float = np.inf,
 ) -> tuple[Nodes, Node, LearningEnd] | None:
@@ -605,8 +532,9 @@ def search_from_rows(
     if not exact_gradient:
         ends |= dict(ftol=1e-3, max_line_search=2)
     of_rows, bounds = nodes.of_rows(rows).evaluate, nodes.space.bounds
-    coarse = accuracy._replace(**ends)
-    found = search_mode(of_rows, phi, bounds, coarse, max_iter=max_iter, starts=starts)
+    with watch.phase("some rows first") as steps:
+        own: Any = dict(max_iter=max_iter, starts=starts, monitor=StepsOfPhase(steps))
+        found = search_mode(of_rows, phi, bounds, accuracy._replace(**ends), **own)
     if found is None:
         return None
     below, near = found[0], None

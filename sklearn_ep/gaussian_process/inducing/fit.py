@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from joblib import parallel_config
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.hyper import (
@@ -162,7 +161,7 @@ def kernel_of_some_rows(estimator, run, data, monitor):
         return None
     with monitor.phase("some rows first") as told:
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
-        plan = replace(plan_dense(estimator, training, False), n_jobs=None)
+        plan = replace(plan_dense(estimator, training, False), n_jobs=1)
         fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
@@ -427,12 +426,10 @@ def average_over_kernel(plan, ep, state, monitor):
     if end.reason == "asked":
         return average_of([mode], np.array([mode.objective]))
     # workers have the partitions, whose pool is open: nodes come one after another
-    with parallel_config(backend="sequential"):
-        if sum(ep.sizes) <= LIMITS.several:
-            return integrate(evaluate, mode, space.bounds, monitor=monitor)
-        curvature, _ = curvature_at(evaluate, mode, space.bounds)
-        without_slopes = partial(evaluate, slopes=False)
-        return sample_about(without_slopes, mode, space.bounds, curvature, monitor=monitor)
+    if sum(ep.sizes) <= LIMITS.several:
+        return integrate(evaluate, mode, space.bounds, 1, monitor)
+    curvature, _ = curvature_at(evaluate, mode, space.bounds)
+    return sample_about(partial(evaluate, slopes=False), mode, space.bounds, curvature, 1, monitor)
 
 
 def _mixed_nodes(plan, ep, average, run):

@@ -194,7 +194,7 @@ class ErrorAveraging(NamedTuple):
     no_errors: float
     plain_kernel: Kernel | None
     plain_prior: NormalPrior | None
-    n_jobs: int | None
+    n_jobs: int
 
 
 class Rung(NamedTuple):
