@@ -415,8 +415,12 @@ def _space(estimator, training, kernel, joint):
     # over it move the log loss by .002 or less on four sets of five (iris, .011 lower), for up to
     # half of the time again
     sharp = several and not own_lengths and n_length_scales(kernel) == 1
-    excluding = _only_the_mode(estimator, kernel)
-    if wants_average(estimator, len(training.y), excluding, sharp):
+    settings = {
+        "optimizer=None": estimator.optimizer is None,
+        "an optimizer of your own": callable(estimator.optimizer),
+        **kernel_settings(kernel),
+    }
+    if wants_average(estimator, len(training.y), settings, sharp):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
         spread = spread_of(estimator, training)
@@ -439,13 +443,3 @@ def _search(estimator, kernel, space, rng):
     n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
     restarts = random_starts(kernel.bounds, n_restarts, rng)
     return KernelSearch(optimizer, restarts, shorter, estimator.max_iter)
-
-
-def _only_the_mode(estimator, kernel):
-    """Return the settings of a fit with sites on the rows that leave no average over kernels."""
-    checks = {
-        "optimizer=None": estimator.optimizer is None,
-        "an optimizer of your own": callable(estimator.optimizer),
-        **kernel_settings(kernel),
-    }
-    return [setting for setting, excludes in checks.items() if excludes]

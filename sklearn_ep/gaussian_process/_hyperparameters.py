@@ -50,12 +50,13 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, 2.0 if several else 1.5)
 
 
-def wants_average(estimator, n_rows, excluding, sharp=False):
+def wants_average(estimator, n_rows, settings, sharp=False):
     """Return whether a fit averages over hyperparameters.
 
-    `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
-    them where the average was asked for. Where the evidence is `sharp`, it has to be.
+    `settings` of the estimator -> whether they leave only the mode; a UserWarning names those that
+    do where the average was asked for. Where the evidence is `sharp`, it has to be.
     """
+    excluding = [setting for setting, excludes in settings.items() if excludes]
     if estimator.hyperparameters == "mode":
         return False
     if excluding and estimator.hyperparameters == "integrate":

@@ -432,12 +432,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self._check_parameters()
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
-            wants_average(self, 0, ["a list of partitions"])
+            wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
         if self.n_partitions is not None and self._through_points(len(training.y)):
-            wants_average(self, len(training.y), [f"n_partitions={self.n_partitions}"])
+            wants_average(self, len(training.y), {f"n_partitions={self.n_partitions}": True})
             return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
@@ -572,12 +572,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _averaging(self, training, kernel):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
-        checks = {
+        settings = {
             "nothing to learn": not (learn or learn_rate),
             **(kernel_settings(kernel) if learn else {}),
         }
-        excluding = [setting for setting, excludes in checks.items() if excludes]
-        if not wants_average(self, 0, excluding):
+        if not wants_average(self, 0, settings):
             return None
         noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)

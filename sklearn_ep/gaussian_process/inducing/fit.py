@@ -245,14 +245,13 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
 
 def _averaging(estimator, kernel, data, joint):
     """Return the `NormalPrior` of an average over variance and length, None for the mode."""
-    checks = {
+    settings = {
         "site_memory='average'": estimator.site_memory == "average",
         "optimizer=None": estimator.optimizer is None,
         "inducing points of several classes jointly": joint,
         **kernel_settings(kernel),
     }
-    excluding = [setting for setting, excludes in checks.items() if excludes]
-    if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
+    if not wants_average(estimator, sum(data.sizes), settings, sharp=True):
         return None
     return kernel_prior(kernel, factor_of(estimator), float(np.sqrt(data.var.sum())) or 1.0)
 
