@@ -200,17 +200,14 @@ def average_over_spreads(nodes, mode, monitor):
     """Return the `Average` over how far the lengths differ, about an isotropic mode.
 
     The spreads are compared by their modes: variance and mean length have about the same volume at
-    each, which is that of the heaviest, or of the lattice of few rows or of a flat mode. With many
-    rows modes alone count, of several classes with more than a few.
+    each, which is that of the heaviest, or of the lattice of few rows or of a flat mode.
     """
-    problem, exact = nodes.problem, nodes.problem.plan.model.exact_gradient
+    few, several = _how_many(nodes.problem, mode)
     found = [isotropic_level(nodes, mode), *levels(nodes, mode)]
     log_mass = np.array([level.log_mass for level in found])
-    few = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
-    few = few or len(problem.y) < LIMITS.lattice
-    several = len(problem.y) > LIMITS.several if exact else not few
     parts: dict[int, Average] = {}
     if few:
+        exact = nodes.problem.plan.model.exact_gradient
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
     known, share = 0 if few else int(np.argmax(log_mass)), _insured(softmax(log_mass))
@@ -220,6 +217,14 @@ def average_over_spreads(nodes, mode, monitor):
     # a level that was not reached has no mass, but its share of the prior
     log_evidence = logsumexp(log_mass) + parts[known].log_evidence - found[known].mode.objective
     return _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
+
+
+def _how_many(problem, mode):
+    """Return whether rows are so few that equal lengths have a lattice, so many that modes do."""
+    exact, n_rows = problem.plan.model.exact_gradient, len(problem.y)
+    flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
+    few = flat or n_rows < LIMITS.lattice
+    return few, n_rows > LIMITS.several if exact else not few
 
 
 def _mixture(parts, share, log_evidence):
