@@ -299,6 +299,10 @@ class JointEP:
         x, target = result.x, result.evaluation.target
         return replace(result, ahead=admissible(acceleration(x, result.evaluation), x, target))
 
+    def evidence_gradient(self, state: Any) -> np.ndarray:
+        """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
+        return self.structure.evidence_gradient(state)
+
 
 def admissible(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Replace extrapolated negative links by half the plain step; centre the shifts.

@@ -137,20 +137,23 @@ def invert_triangular(lower: np.ndarray) -> None:
     By halves, whose products run at nearly the full rate: from 100 rows on in half the time of
     LAPACK's own.
     """
-    n, single = len(lower), lower.dtype == np.float32
-    if not n:
-        return
-    if n <= _LAPACK_ROWS:
-        inverse, info = (lapack.strtri if single else lapack.dtrtri)(lower, lower=1)
-        if info != 0:
-            raise ImproperPosterior("a triangular factor is singular")
-        lower[:] = inverse
-        return
-    half, product = n // 2, blas.strmm if single else blas.dtrmm
-    invert_triangular(lower[:half, :half])
-    invert_triangular(lower[half:, half:])
-    below = product(-1.0, lower[:half, :half], lower[half:, :half], side=1, lower=1)
-    lower[half:, :half] = product(1.0, lower[half:, half:], below, lower=1, overwrite_b=1)
+    single = lower.dtype == np.float32
+    invert, product = (lapack.strtri, blas.strmm) if single else (lapack.dtrtri, blas.dtrmm)
+    blocks = [(0, len(lower))] if len(lower) else []
+    for start, stop in blocks:  # which grow on the way
+        if stop - start > _LAPACK_ROWS:
+            middle = start + (stop - start) // 2
+            blocks += [(start, middle), (middle, stop)]
+    for start, stop in reversed(blocks):
+        block, half = lower[start:stop, start:stop], (stop - start) // 2
+        if stop - start <= _LAPACK_ROWS:
+            block[:], info = invert(block, lower=1)
+            if info != 0:
+                raise ImproperPosterior("a triangular factor is singular")
+        else:
+            below = product(-1.0, block[:half, :half], block[half:, :half], side=1, lower=1)
+            own = block[half:, half:]
+            block[half:, :half] = product(1.0, own, below, lower=1, overwrite_b=1)
 
 
 def lower_times(lower: np.ndarray, block: np.ndarray, trans: bool = False) -> np.ndarray:

@@ -4,8 +4,8 @@ The loop knows nothing of models. It is given `evaluate(x) -> Evaluation`, where
 any shape, and looks for the fixed point x = target(x).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -298,11 +298,15 @@ def _weighted_products(
 
 
 class _Iteration:
-    """State of `iterate`, and the way to the next one."""
+    """State of `iterate`, and the way to the next one.
+
+    `found` is the `Evaluation` of the state that was last tried, None where it is not proper.
+    """
+
+    found: Any = None
 
     def __init__(
         self,
-        evaluate: Evaluate,
         x: np.ndarray,
         damping: float,
         step: float,
@@ -311,69 +315,77 @@ class _Iteration:
         accept: Callable[[Evaluation, Evaluation], bool] | None,
         halvings: int,
     ) -> None:
-        self.evaluate, self.x, self.damping, self.step = evaluate, x, damping, step
+        self.x, self.damping, self.step = x, damping, step
         self.acceleration, self.repair, self.accept = acceleration, repair, accept
         self.halvings, self.n_halved, self.stuck = halvings, 0, False
         self.current: Any = None
 
-    def advance(self, whole: bool, fast: bool) -> None:
-        """Go to the next state, by the whole step or a `fast` one, or stay where none is proper."""
+    @property
+    def improper(self) -> bool:
+        """Whether the state that was last tried is not proper."""
+        return self.found is None
+
+    def advance(self, whole: bool, fast: bool) -> Iterator[np.ndarray]:
+        """Go to the next state, by the whole step or a `fast` one, or stay where none is proper.
+
+        Yields states to try.
+        """
         before, target = self.current, self.current.target
-        proposal = self._proposal(whole, fast)
+        proposal = target
+        if not whole and fast and self.acceleration is not None:
+            proposal = self.acceleration(self.x, self.current)
+        elif not whole:
+            proposal = self.x + self.step * (target - self.x)
         # States may be as long as the data: nothing is held that a second look can bring back,
         # and where proposals are repaired the target is hardly ever needed once more.
         self.current = None
         proposal = self._admitted(proposal, target)
         if self.accept is None:
             before, target = None, target if self.repair is None else None
-        new, current, halved = self._proper(proposal, target, self.step)
-        if self._refused(before, current):
+        new, halved = yield from self._proper(proposal, target, self.step)
+        if self._refused(before):
             plain = self._admitted(self.x + self.damping * (target - self.x), target)
-            new, current, halved = self._proper(plain, target, self.damping)
+            new, halved = yield from self._proper(plain, target, self.damping)
         if halved and self.acceleration is not None:
             self.acceleration.reset()
         self.n_halved += halved
-        self.stuck = current is None
-        self.x = self.x if self.stuck else new
-        self.current = self.evaluate(self.x) if self.stuck else current
-
-    def _proposal(self, whole: bool, fast: bool) -> np.ndarray:
-        target = self.current.target
-        if whole:
-            return target
-        if fast and self.acceleration is not None:
-            return self.acceleration(self.x, self.current)
-        return self.x + self.step * (target - self.x)
+        self.stuck = self.improper
+        if self.stuck:
+            yield self.x
+        else:
+            self.x = new
+        self.current, self.found = self.found, None
 
     def _admitted(self, proposal: np.ndarray, target: Any) -> np.ndarray:
         return proposal if self.repair is None else self.repair(proposal, self.x, target)
 
-    def _refused(self, before: Any, current: Evaluation | None) -> bool:
+    def _refused(self, before: Any) -> bool:
         """Forget the past where an accelerated step is not accepted; return whether it is so."""
-        if self.acceleration is None or self.accept is None or current is None:
+        if self.acceleration is None or self.accept is None or self.improper:
             return False
-        refused = not self.accept(before, current)
+        refused = not self.accept(before, self.found)
         if refused:
             self.acceleration.reset()
         return refused
 
-    def _proper(self, proposal: Any, target: Any, step: float) -> tuple[Any, Any, int]:
-        """Evaluate the proposal, then the plain step and its halves, until a state is proper.
+    def _proper(self, proposal: Any, target: Any, step: float) -> Generator[Any, None, Any]:
+        """Yield the proposal, then the plain step and its halves, until a state is proper.
 
-        Returns the new state, its evaluation and how many candidates were improper; None in place
-        of state and evaluation if all were. `target` is None where it was not worth keeping.
+        Returns the last state and how many candidates were improper. `target` is None where it was
+        not worth keeping.
         """
-        try:
-            return proposal, self.evaluate(proposal), 0
-        except ImproperPosterior:
-            target = self.evaluate(self.x).target if target is None else target
+        yield proposal
+        if not self.improper:
+            return proposal, 0
+        if target is None:
+            yield self.x
+            target = self.found.target
         for k in range(self.halvings + 1):
             candidate = self._admitted(self.x + 0.5**k * step * (target - self.x), target)
-            try:
-                return candidate, self.evaluate(candidate), k + 1
-            except ImproperPosterior:
-                continue
-        return None, None, self.halvings + 2
+            yield candidate
+            if not self.improper:
+                break
+        return candidate, k + 1 + self.improper
 
 
 def iterate(
@@ -431,7 +443,7 @@ def iterate(
         state that no shortened step leaves for a proper one.
     """
     step = damping if acceleration is None else min(damping, fallback_damping)
-    run = _Iteration(evaluate, x, damping, step, acceleration, repair, accept, halvings)
+    run = _Iteration(x, damping, step, acceleration, repair, accept, halvings)
     trace, reason = Trace(monitor), None
     del x  # the start, too, may be as long as the data
     while reason is None:
@@ -440,7 +452,12 @@ def iterate(
             run.current = evaluate(run.x)
         settled = run.current.residual < tol
         if not settled:
-            run.advance(undamped_start and trace.n_iter == 0, trace.n_iter < give_up_after)
+            whole, fast = undamped_start and trace.n_iter == 0, trace.n_iter < give_up_after
+            for trial in run.advance(whole, fast):
+                run.found = None
+                with suppress(ImproperPosterior):
+                    run.found = evaluate(trial)
+            del trial
         residual = run.current.residual
         trace.end({"residual": residual, **run.current.record}, run.current.payload)
         reason = reason_to_end(trace, residual < tol, settled, run.stuck, max_iter)

@@ -153,7 +153,7 @@ class NoisyArgmax:
         mean, var : ndarray of shape (n, K)
         """
         rows, race, joined = self._race(y, mean, var)
-        log_z, hazard, slope, own_slope = race.integrals()
+        log_z, hazard, slope, own_slope = race.integrals(race.linked, race.range())
         gradient, slopes = joined(-hazard, hazard.sum(1)), joined(slope, own_slope)
         if self.fixed_winner:
             slopes[rows, y] = 1.0 / (var[rows, y] + self.noise.var[0])
@@ -162,7 +162,7 @@ class NoisyArgmax:
     def log_z_slopes(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
         """Return log p(y) (n,) as `tilted` does, and its slopes (n, K) in means and variances."""
         _, race, joined = self._race(y, mean, var)
-        log_z, hazard, bends, own_bend = race.slopes()
+        log_z, hazard, bends, own_bend = race.integrals(race.bent, race.range(), bent=True)
         return log_z, joined(-hazard, hazard.sum(1)), 0.5 * joined(bends, own_bend)
 
     def _race(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
@@ -202,7 +202,7 @@ class _Race(NamedTuple):
             |  left |  |  |  |  right |         nodes t (rows, nodes), a `step` (rows,) apart
 
     Rows come in blocks i of one number of nodes. `_own_at` and `_others_at` give the two curves at
-    the nodes, in logs; `_linked` and `_bent` sum their product and what it averages.
+    the nodes, in logs; `linked` and `bent` sum their product and what it averages.
     """
 
     noise: Noise
@@ -212,21 +212,6 @@ class _Race(NamedTuple):
     own_var: Any
     others: np.ndarray
     others_var: np.ndarray
-
-    def integrals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return log Z, E hazard, slopes of losers (n, K - 1) and winner, by the trapezoid rule.
-
-        The integrand is analytic and falls off at both ends, so that equally spaced nodes converge
-        exponentially; their number follows from the width of its narrowest part.
-        """
-        return self._over_blocks(self._linked)
-
-    def slopes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return log Z, E hazard, and second derivatives over Z in the means of losers and winner.
-
-        Half of the latter are the slopes of log Z in the variances.
-        """
-        return self._over_blocks(self._bent)
 
     def log_chances(self, left: Any, right: Any, wanted: Any) -> np.ndarray:
         """Return the log chance (n, K) of each runner to win, where nobody else runs.
@@ -243,17 +228,24 @@ class _Race(NamedTuple):
                 out[i] = np.array([_normalised(own, step)[0] for own in log_density]).T
         return out
 
-    def _over_blocks(self, integrals: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return what `integrals(i, t, step)` says of all rows."""
+    def integrals(self, of_curves: Any, ends: Any, bent: bool = False) -> tuple[np.ndarray, ...]:
+        """Return log Z and E hazard of all rows, and of losers (n, K - 1) and winner what is asked.
+
+        That is `linked` or `bent`, the latter of curves that are so; `ends` are those of `range`.
+        By the trapezoid rule: the integrand is analytic and falls off at both ends, so that equally
+        spaced nodes converge exponentially; their number follows from the width of its narrowest
+        part.
+        """
         n, K = len(self.own), self.others.shape[1] + 1
         out = np.empty(n), np.empty((n, K - 1)), np.empty((n, K - 1)), np.empty(n)
-        left, right, wanted = self.range()
+        left, right, wanted = ends
         if not np.all(np.isfinite(wanted)):
             raise ImproperPosterior("latent values of classes are beyond double precision")
         few = self.nodes.counts
         counts = few[np.searchsorted(few, np.minimum(wanted, few[-1]))]
         for i, t, step in self._blocks(left, right, counts):
-            for values, some in zip(out, integrals(i, t, step), strict=True):
+            curves = self._others_at(i, t, bent), self._own_at(i, t, bent)
+            for values, some in zip(out, of_curves(i, t, step, *curves), strict=True):
                 values[i] = some
         return out
 
@@ -267,9 +259,9 @@ class _Race(NamedTuple):
                 step = (right[i] - left[i]) / (count - 1)
                 yield i, left[i, None] + step[:, None] * np.arange(count), step
 
-    def _linked(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
-        log_below, rate, _ = self._others_at(i, t)
-        log_own, score, _ = self._own_at(i, t, bent=False)
+    def linked(self, i: Any, t: Any, step: Any, below: Any, own: Any) -> tuple[Any, Any, Any, Any]:
+        """Return log Z, E hazard, and the slopes of losers and winner."""
+        (log_below, rate, _), (log_own, score, _) = below, own
         log_z, rho = _normalised(log_own + log_below, step)
         centred = t - np.sum(rho * t, axis=1, keepdims=True)
         spread = np.sum(rho * centred**2, axis=1)
@@ -285,9 +277,12 @@ class _Race(NamedTuple):
             slope, own_slope = _matched(slope, own_slope, *var, links.sum(1))
         return log_z, hazard, slope, own_slope
 
-    def _bent(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
-        log_below, rate, bend = self._others_at(i, t, bent=True)
-        log_own, _, own_bend = self._own_at(i, t, bent=True)
+    def bent(self, i: Any, t: Any, step: Any, below: Any, own: Any) -> tuple[Any, Any, Any, Any]:
+        """Return log Z, E hazard, and second derivatives over Z in the means of losers and winner.
+
+        Half of the latter are the slopes of log Z in the variances.
+        """
+        (log_below, rate, bend), (log_own, _, own_bend) = below, own
         log_z, rho = _normalised(log_own + log_below, step)
         others = (np.einsum("it,itj->ij", rho, values) for values in (rate, bend))
         return log_z, *others, np.sum(rho * own_bend, axis=1)
@@ -314,7 +309,7 @@ class _Race(NamedTuple):
         return top + np.log(total), score, bend
 
     def _others_at(
-        self, i: np.ndarray, t: np.ndarray, bent: bool = False
+        self, i: np.ndarray, t: np.ndarray, bent: bool
     ) -> tuple[np.ndarray, np.ndarray, Any]:
         """Log chance that all losers are below t, and how it grows.
 
@@ -340,12 +335,23 @@ class _Race(NamedTuple):
         """Return log F_j, F_j' / F_j and, if `bent`, F_j'' / F_j at t, each (losers, rows, nodes).
 
         Nodes come last since there are more of them than of losers: what runs over an array then
-        runs far without a stop.
+        runs far without a stop. Sums over the normals of the noise grow one normal at a time, which
+        takes a fifth of the memory of all at once.
         """
         mean, var = self.others[i].T[:, :, None], self.others_var[i].T[:, :, None]
         root = np.sqrt(var[..., None] + self.noise.var)
         centre = mean[..., None] + self.noise.mean
-        below, density, bend = _mixed(self.noise.weight, t, centre, root, bent)
+        below, density, bend = (np.zeros(()),) * 3
+        for c, share in enumerate(self.noise.weight):
+            z = (t - centre[..., c]) * (1.0 / root[..., c])
+            below = below + share * ndtr(z)
+            own = z * z
+            own *= -0.5
+            np.exp(own, out=own)
+            own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
+            density = density + own
+            if bent:
+                bend = bend - own * z / root[..., c]
         # far out the sums of the mixture leave double precision: there they are taken in logs
         far = np.flatnonzero(below.min(axis=(0, 2)) < _TINY)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -400,27 +406,6 @@ def _mode(
     r, r_plus_z = normal_hazard(z)
     curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
     return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
-
-
-def _mixed(weight: np.ndarray, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
-    """F_j, F_j' and, if `bent`, F_j'' at t, by direct sums over the normals of the noise.
-
-    t (rows, nodes) meets centres and roots of variances (losers, rows, 1, normals); all that
-    comes out is (losers, rows, nodes). Sums grow one normal at a time, which takes a fifth of
-    the memory of all at once.
-    """
-    below, density, bend = 0.0, 0.0, 0.0
-    for c, share in enumerate(weight):
-        z = (t - centre[..., c]) * (1.0 / root[..., c])
-        below = below + share * ndtr(z)
-        own = z * z
-        own *= -0.5
-        np.exp(own, out=own)
-        own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
-        density = density + own
-        if bent:
-            bend = bend - own * z / root[..., c]
-    return below, density, bend
 
 
 def _mixed_in_logs(weight: np.ndarray, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:

@@ -317,8 +317,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
         max_iter if joint or n_classes == 2 else n_classes,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
-    if joint:
-        fits = [fit_one(y, monitor, 0)]
+    if joint or n_classes == 2:
+        fits = [fit_one(y if joint else np.where(y == 1, 1.0, -1.0), monitor, 0)]
     else:
         fits = fit_one_versus_rest(fit_one, y, n_classes, estimator.n_jobs, monitor)
     if len(fits) == 1:

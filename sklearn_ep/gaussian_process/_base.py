@@ -1,6 +1,7 @@
 """What the GP classifiers share: checks, what fits leave, attributes, evidence and diagnosis."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import Average, Node, log_mixture
+from .._engine.hyper import log_mixture
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
@@ -92,12 +93,15 @@ def root_variance(X, weight):
     return float(np.linalg.norm(column_spread(X, weight))) or 1.0
 
 
-def third_of_rows(X, y, weight, most=np.inf):
+def third_of_rows(X, y, weight, least, most=np.inf):
     """Return a third of the rows, by their numbers; None unless they have all labels.
 
-    Of many rows they are `most` copies. The choice depends on their ranks in each column alone: not
-    on their order, nor on units, and equal rows stay together.
+    None as well of fewer than the `least` and of objects; of many rows they are `most` copies. The
+    choice depends on their ranks in each column alone: not on their order, nor on units, and equal
+    rows stay together.
     """
+    if len(y) < least or not np.issubdtype(X.dtype, np.number):
+        return None
     ranks = [np.unique(column, return_inverse=True)[1] for column in X.T]
     keys = row_keys(np.column_stack(ranks).astype(float), 0)
     rows = next(minibatches(keys, weight, min(weight.sum() / 3.0, most)))
@@ -302,6 +306,19 @@ def _own_label_proba(attributes, labels):
     return np.exp(log_p[np.arange(len(labels)), labels])
 
 
+def last_sites(last, kernel, empty):
+    """Return (theta, sites) to start each problem from: those of the last fit if they fit.
+
+    `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
+    otherwise.
+    """
+    if last is not None and isinstance(last.runs[0], BinaryFit) and last.sites.shape == empty.shape:
+        thetas = [f.attributes["kernel"].theta for f in last.runs]
+        if len(thetas[0]) == kernel.n_dims:
+            return thetas, list(last.sites)
+    return [kernel.theta] * len(empty), list(empty)
+
+
 def averages_of(fit):
     """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
     own = [getattr(run, "attributes", {}) for run in fit.runs]
@@ -362,15 +379,10 @@ def _modes(fit, own, learned, learned_rate):
         if learned_rate:
             names = (*names, "logit_label_noise")
             phi = np.append(phi, logit(own[k % len(own)]["setting"].rate))
-        average = _single(phi, fit.runs[0].log_evidence)
+        average = SimpleNamespace(phi=phi[None], weight=np.ones(1))
         shared = dict(names=names, average=average, mode=True)
         found.append(dict(theta=kernel.theta[None], anisotropy=np.array([spread]), **shared))
     return found
-
-
-def _single(phi, log_evidence):
-    """Return the `Average` of one node at phi (T,)."""
-    return Average.alone(Node(phi, log_evidence, 0.0, np.zeros(len(phi)), 0.0, None))
 
 
 def ending_in(history, record):
@@ -403,6 +415,16 @@ def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
     return wrapper(trace, learned) if counted else SILENT
 
 
+def remark_of(end):
+    """Return what is not as it should be at a `LearningEnd`, in words."""
+    if end.reason not in ("max_iter", "stuck"):
+        return ""
+    return (
+        f"learning ended after {end.n_steps} steps ({end.reason}), with a gradient of the "
+        f"log evidence of {end.gradient:.3g}"
+    )
+
+
 def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, **more):
     """Return the `BinaryFit` of sites on the rows, whatever structure and rule they come from.
 
@@ -414,7 +436,7 @@ def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, *
     history = ending_in(trace.history, {"residual": result.residual, **record})
     more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter, **left_out)
     reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
-    return BinaryFit(posterior, history, reason, log_evidence, more, end.remark)
+    return BinaryFit(posterior, history, reason, log_evidence, more, remark_of(end))
 
 
 def attributes_of_nodes(average, theta, names):
@@ -538,7 +560,9 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
             coded = X
-            if self.kernel is None and category_columns(X):  # they become indicators
+            if (
+                self.kernel is None and hasattr(X, "dtypes") and category_columns(X)
+            ):  # they become indicators
                 self._coder = CategoryCoder().fit(X)
                 coded = self._coder.transform(X)
             training = validate_training(self, coded, y, sample_weight, dtype)
@@ -662,14 +686,11 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         whole, n_equal = whole_theta(fitted, fitted.theta if theta is None else theta)
         if self._plan is None:
             raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
-        args, gradient = (whole, self._fitted, self.n_jobs), None
-        if eval_gradient:
-            value, gradient = self._plan.value_and_gradient(*args)
-        else:
-            value = self._plan.log_evidence(*args)
+        args = whole, self._fitted, self.n_jobs, eval_gradient
+        value, gradient = self._plan.value_and_gradient(*args)
         if not clone_kernel:
             self.kernel_ = with_theta(fitted, whole)
-        if gradient is None:
+        if not eval_gradient:
             return value
         return value, gradient.reshape(n_equal, -1).sum(axis=0)
 

@@ -609,7 +609,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "class_weight='balanced' needs all rows, which partial_fit does not see: give "
                 "a dict."
             )
-        wants_average(self, 0, ["partial_fit"])
+        wants_average(self, 0, {"partial_fit": True})
         check_stream(self)
         X, y = self._checked_stream_rows(X, y, classes)
         plan = plan_stream(self, _takes_joint(self, True))

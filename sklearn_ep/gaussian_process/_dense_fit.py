@@ -7,28 +7,31 @@ volume of the posterior of the deviations follows from the expected curvature of
 number. Mean length and variance have about the same volume at every s, which cancels.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp, softmax
 
-from .._engine.hyper import Average, Node, Spacing, ascend, average_of, integrate, sample_about
+from .._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Average,
+    Node,
+    Nodes,
+    Spacing,
+    ascend,
+    average_of,
+    integrate,
+    sample_about,
+    search_from_rows,
+    search_mode,
+)
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import attributes_of_nodes, fit_of_sites, mixed_logs, watch_of_sweeps
 from ._dense import DenseProblem
-from ._hyperparameters import (
-    KEPT,
-    TO_THE_MODE,
-    EvidenceClimb,
-    KernelScales,
-    LengthSpace,
-    Nodes,
-    find_mode,
-    find_mode_from_rows,
-    or_refuse,
-)
+from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
 from ._kernels import with_theta
 from ._limits import LIMITS
 
@@ -63,14 +66,22 @@ def fit_dense(plan, y, monitor, k):
 
     y are the labels of problem k.
     """
-    trace, averages = Trace(monitor), isinstance(plan.space, KernelScales)
+    trace, averages = Trace(monitor), plan.averages
     kernel, x, end = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
-        nodes, mode, end = or_refuse(_mode(plan, y, k, trace, monitor))
+        first, starts = _first_nodes(plan, y, k)
+        found = _mode_from(first, starts, trace, monitor)
+        nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
         most = plan.sweeps["max_iter"]
-        if averages:
-            average = _averaged(nodes, mode, end, monitor)
+        if averages and end.reason == "asked":
+            average = average_of([mode], np.array([mode.log_evidence]))
+        elif averages:
+            several = len(nodes.space.lengths) > 1
+            # a phase also where lengths alone are compared, without a lattice
+            with monitor.phase("integration over hyperparameters"):
+                average = (average_over_spreads if several else _average)(nodes, mode, monitor)
+        if average is not None:
             mode = average.heaviest  # the sites of the estimator are its own, refined
         kernel = mode.payload.kernel
         # else the first sites, so that the answer depends on the kernel alone and not on the path
@@ -80,20 +91,11 @@ def fit_dense(plan, y, monitor, k):
     ends = () if averages else ("converged", "stuck", "max_iter")
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
     watch = watch_of_sweeps(trace, end, kernel, ends)
-    result = plan.solve(plan.ep(kernel, y), x, max_iter=most, monitor=watch)
+    result = plan.converged(kernel, y, x, most, watch)
     if average is not None:
         return _mixed_fit(plan, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
     return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
-
-
-def _averaged(nodes, mode, end, monitor):
-    """Return the `Average` about a mode, alone where the search was asked to stop."""
-    if end.reason == "asked":
-        return average_of([mode], np.array([mode.log_evidence]))
-    # a phase also where lengths alone are compared, without a lattice
-    with monitor.phase("integration over hyperparameters"):
-        return average_about(nodes, mode, monitor)
 
 
 def _mixed_fit(plan, average, trace, end, result):
@@ -112,34 +114,37 @@ def _mixed_fit(plan, average, trace, end, result):
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
 
-def _mode(plan, y, k, trace, monitor):
-    """Return the `Nodes` of problem k, the one at the mode and how the search ended, or None.
+def _first_nodes(plan, y, k):
+    """Return the `Nodes` of problem k, and where a search begins."""
+    passing = plan.model.rough(plan.averages)
+    nodes = Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), plan.space)
+    return nodes, [plan.space.phi(theta) for theta in (plan.starts[k], *plan.search.restarts)]
 
-    A search that ends flat is made again from shorter lengths: the evidence may have a mode with
-    and one without structure, far apart.
+
+def _again_if_flat(found, first, trace, monitor):
+    """Return what a search found, or the same from shorter lengths where it ended flat.
+
+    The evidence may have a mode with and one without structure, far apart. `first` are the `Nodes`
+    at which it began.
     """
-    space, passing = plan.space, plan.model.rough(isinstance(plan.space, KernelScales))
-    problem = DenseProblem(replace(plan, model=passing), y, plan.sites[k])
-    starts = [space.phi(theta) for theta in plan.search.restarts]
-    place = Nodes(problem, space), space.phi(plan.starts[k])
-    found = _mode_from(*place, starts, trace, monitor)
+    plan = first.problem.plan
     if found is None or plan.search.shorter is None or found[2].reason == "asked":
         return found
-    if not plan.ends_flat(y, found[1].log_evidence):
+    if not plan.ends_flat(first.problem.y, found[1].log_evidence):
         return found
-    if not isinstance(space, KernelScales):
-        return _higher(found, _from_shorter(place[0], trace))
+    if not plan.averages:
+        return _higher(found, _from_shorter(first, trace))
     with monitor.phase("integration over hyperparameters") as told:
-        nodes, mode, _ = _higher(found, _from_shorter(place[0], StepsOfPhase(told)))
+        nodes, mode, _ = _higher(found, _from_shorter(first, StepsOfPhase(told)))
     return nodes, mode, found[2]
 
 
 def _from_shorter(nodes, trace):
-    """Return the same as `_mode_from` from the best of shorter lengths."""
+    """Return what `_mode_from` finds from the best of shorter lengths."""
     space, shorter = nodes.space, nodes.problem.plan.search.shorter
     tried = [nodes.evaluate(space.phi(theta), None, slopes=False) for theta in shorter]
     best = max(filter(None, tried), key=lambda node: node.objective, default=None)
-    return None if best is None else _mode_from(nodes, best.phi, (), trace)
+    return None if best is None else _mode_from(nodes, [best.phi], trace)
 
 
 def _higher(found, other):
@@ -147,47 +152,37 @@ def _higher(found, other):
     return found if other is None or other[1].objective < found[1].objective else other
 
 
-def _mode_from(nodes, phi, starts, trace, watch=SILENT):
-    """Return the same from phi (T,); with many rows a search begins with some of them.
+def _mode_from(nodes, starts, trace, watch=SILENT):
+    """Return `Nodes`, the one at the mode and how the search ended, or None, from starts (k, T).
 
-    What their sites tell those of the others to be is where the `Nodes` start.
+    With many rows it begins with some of them. What their sites tell those of the others to be is
+    where the `Nodes` start.
     """
     plan, bounds = nodes.problem.plan, nodes.space.bounds
-    averages = isinstance(plan.space, KernelScales)
+    optimizer, rows, averages = plan.search.optimizer, plan.some_rows(), plan.averages
+    if optimizer is not None:
+        return nodes, *search_by_function(optimizer, nodes.evaluate, starts, bounds, trace)
     accuracy = TO_THE_MODE if averages else plan.model.accuracy
     if averages and len(plan.space.lengths) > 1 and len(plan.y) > LIMITS.several:
         accuracy = accuracy._replace(gain=0.25)  # half an sd: one part of a mixture
-    options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=starts, monitor=trace)
-    optimizer, rows = plan.search.optimizer, plan.some_rows()
-    if optimizer is not None or rows is None:
-        options |= dict(accuracy=accuracy, optimizer=optimizer)
-        found = find_mode(nodes.evaluate, phi, bounds, **options)
+    phi, *others = starts
+    options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=others, monitor=trace)
+    if rows is None:
+        found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
-    of_rows, own = Nodes(nodes.problem.of_rows(rows), plan.space), nodes
-
-    def evaluate_from(node):
-        nonlocal own
-        own = Nodes(nodes.problem.from_rows(rows, node), plan.space)
-        return own.evaluate
-
-    args = evaluate_from, of_rows.evaluate, plan.share(rows), phi, bounds
-    exact = plan.model.exact_gradient
-    patient = LIMITS.patient / len(plan.y)
-    options |= dict(accuracy=accuracy, exact_gradient=exact, patient=patient, watch=watch)
-    found = find_mode_from_rows(*args, **options)
-    return found and (own, *found)
+    exact, patient = plan.model.exact_gradient, LIMITS.patient / len(plan.y)
+    options |= dict(exact_gradient=exact, patient=patient, watch=watch)
+    return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
 
 
-def average_about(nodes, mode, monitor):
-    """Return the `Average` about an isotropic mode, over `Nodes` of a `DenseProblem`.
+def _average(nodes, mode, monitor):
+    """Return the `Average` about a mode in variance and one length, over a `DenseProblem`.
 
     With several rows four nodes do, unless they tell hardly anything, and of more than two classes,
     whose evidence is the sharper, the mode.
     """
     problem, exact = nodes.problem, nodes.problem.plan.model.exact_gradient
     flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
-    if len(nodes.space.lengths) > 1:
-        return _average_over_spreads(nodes, mode, monitor, flat)
     if len(problem.y) > LIMITS.several and not flat:
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
@@ -201,18 +196,18 @@ def _lattice(nodes, mode, monitor, spacing):
     return integrate(nodes.evaluate, mode, nodes.space.bounds, workers, monitor, spacing)
 
 
-def _average_over_spreads(nodes, mode, monitor, flat):
-    """Return the `Average` over how far the lengths differ.
+def average_over_spreads(nodes, mode, monitor):
+    """Return the `Average` over how far the lengths differ, about an isotropic mode.
 
     The spreads are compared by their modes: variance and mean length have about the same volume at
-    each, which is that of the heaviest, or of the lattice of few rows or of a `flat` mode.
+    each, which is that of the heaviest, or of the lattice of few rows or of a flat mode.
     """
+    few, several = _how_many(nodes.problem, mode)
     found = [isotropic_level(nodes, mode), *levels(nodes, mode)]
     log_mass = np.array([level.log_mass for level in found])
-    exact = nodes.problem.plan.model.exact_gradient
-    few, several = _how_many(nodes.problem, flat)
     parts: dict[int, Average] = {}
     if few:
+        exact = nodes.problem.plan.model.exact_gradient
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
     known, share = 0 if few else int(np.argmax(log_mass)), _insured(softmax(log_mass))
@@ -224,11 +219,12 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     return _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
 
 
-def _how_many(problem, flat):
+def _how_many(problem, mode):
     """Return whether rows are so few that equal lengths have a lattice, so many that modes do."""
-    few = flat or len(problem.y) < LIMITS.lattice
-    exact = problem.plan.model.exact_gradient
-    return few, len(problem.y) > LIMITS.several if exact else not few
+    exact, n_rows = problem.plan.model.exact_gradient, len(problem.y)
+    flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
+    few = flat or n_rows < LIMITS.lattice
+    return few, n_rows > LIMITS.several if exact else not few
 
 
 def _mixture(parts, share, log_evidence):
@@ -249,13 +245,15 @@ class Level(NamedTuple):
     """One spread of the deviations: its mode, and what is about it in variance and mean length.
 
     `nodes` keep the ratios that the lengths have at the mode, `curvature` (T, T) is that of minus
-    the log posterior there, `log_mass` that of all deviations, at the best variance and length.
+    the log posterior there, `log_mass` that of all deviations, at the best variance and length;
+    `expected` (p, p) is the expected curvature of the log evidence in theta, None at spread zero.
     """
 
     nodes: Nodes
     mode: Node
     curvature: np.ndarray
     log_mass: float
+    expected: np.ndarray | None = None
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
@@ -296,6 +294,7 @@ def expected_curvature(problem, mode, together=False):
     return curvature
 
 
+@dataclass(frozen=True)
 class Deviations(Nodes):
     """One spread of the deviations of a `DenseProblem`: nodes in a `LengthSpace`."""
 
@@ -324,7 +323,8 @@ class Deviations(Nodes):
         log_mass, phi = self.log_mass(mode, curvature, PATH.gain), scales.phi(mode.phi)
         centre = mode._replace(phi=phi, log_prior=scales.log_prior(phi)[0])
         groups = np.array([scales.slopes(unit) for unit in np.eye(len(curvature))])
-        return Level(Nodes(self.problem, scales), centre, groups.T @ curvature @ groups, log_mass)
+        curvature = groups.T @ curvature @ groups
+        return Level(Nodes(self.problem, scales), centre, curvature, log_mass, expected)
 
     def mode_from(self, near, expected, theta=None):
         """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.
@@ -338,9 +338,9 @@ class Deviations(Nodes):
         if not self.problem.plan.model.exact_gradient:
             # how the evidence rises corrects them
             limits |= dict(lacking=np.zeros(len(start)), patience=3)
-        climb = EvidenceClimb(self.evaluate, SILENT, near=near)
-        found = ascend(climb, start, self.space.bounds, curvature, **limits)
-        return None if found is None else found.payload
+        own = self.evaluate, start, self.space.bounds, curvature
+        found = ascend(*own, near=near, **limits)
+        return None if found is None else found.node
 
 
 def levels(nodes, isotropic):
@@ -352,33 +352,24 @@ def levels(nodes, isotropic):
     """
     plan = nodes.problem.plan
     rows = plan.some_rows()
-    small = nodes if rows is None else Nodes(nodes.problem.of_rows(rows), nodes.space)
-    near = isotropic if rows is None else small.evaluate(isotropic.phi, None, slopes=False)
+    if rows is None:
+        return _walked(nodes, isotropic, PATH.depth)
+    small, share = nodes.of_rows(rows), plan.share(rows)
+    near = small.evaluate(isotropic.phi, None, slopes=False)
     if near is None:
         return []
-    share = 1.0 if rows is None else plan.share(rows)
-    steps = _walked(small, near, PATH.depth / share)
-    if rows is None:
-        return [step.level for step in steps]
-    best = _best_of([step.level for step in steps], near, share)
-    found = [_with_all_rows(nodes, share, steps[k], isotropic) for k in best]
+    walked, found = _walked(small, near, PATH.depth / share), []
+    for k in _best_of(walked, near, share):
+        found.append(_with_all_rows(nodes, share, walked[k], isotropic))
     return [level for level in found if level is not None]
 
 
-class _Step(NamedTuple):
-    """A spread on the path: its `Deviations`, its `Level`, the expected curvature at its mode."""
-
-    own: Deviations
-    level: Level
-    expected: np.ndarray
-
-
 def _walked(nodes, isotropic, depth):
-    """Return the `_Step` of each spread above zero, as far as the path is worth going.
+    """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     It ends where log masses are `depth` nats below the best.
     """
-    problem, scales, found = nodes.problem, nodes.space, list[_Step]()
+    problem, scales, found = nodes.problem, nodes.space, list[Level]()
     expected = expected_curvature(problem, isotropic)
     near, best = isotropic, isotropic.objective
     for s in SPREADS:
@@ -392,8 +383,8 @@ def _walked(nodes, isotropic, depth):
         if mode is None:
             break
         near, expected = mode, expected_curvature(problem, mode)
-        found.append(_Step(own, own.level(mode, expected), expected))
-        log_mass = found[-1].level.log_mass
+        found.append(own.level(mode, expected))
+        log_mass = found[-1].log_mass
         if log_mass < best - depth:
             break
         best = max(best, log_mass)
@@ -415,16 +406,17 @@ def _best_of(walked, near, share):
     return sorted(best)
 
 
-def _with_all_rows(nodes, share, step, isotropic):
-    """Return the `Level` of all rows from the `_Step` of a share of them, or None.
+def _with_all_rows(nodes, share, level, isotropic):
+    """Return the `Level` of all rows from that of a share of them, or None.
 
     The search starts from the `isotropic` mode of all rows with the ratios of lengths of some,
     whose expected curvature is in proportion. That of all lengths together is then made right:
     volumes come out within some tenths of a nat, without a product of n^3 for each column.
     """
-    own, expected = replace(step.own, problem=nodes.problem), step.expected / share
-    lengths, theta = nodes.space.lengths, isotropic.payload.theta.copy()
-    apart = step.level.mode.payload.theta[lengths]
+    scales, expected = nodes.space, level.expected / share
+    own = Deviations(nodes.problem, LengthSpace(scales.kernel, scales, level.nodes.space.s))
+    lengths, theta = scales.lengths, isotropic.payload.theta.copy()
+    apart = level.mode.payload.theta[lengths]
     theta[lengths] += apart - apart.mean()
     mode = own.mode_from(isotropic, expected, theta)
     if mode is None:

@@ -6,7 +6,7 @@ need a second, I - d A d of the order of their number, and that it is positive d
 of a proper posterior.
 """
 
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from ._kernels import (
     StationaryCross,
     contract,
     cross_covariance,
-    finite_or_named,
     squares_among,
 )
 
@@ -55,14 +54,6 @@ class _NegativeSites:
         B = -self.root[:, None] * self.prior * self.root
         add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
-
-    def gain(self, mean):
-        """Return d (I - d A d)^-1 d applied to means of these rows: what alpha gains there."""
-        return self.root * cholesky_solve(self.lower, self.root * mean)
-
-    def added(self, columns):
-        """Return the half (m, k) whose squares these rows add, for columns (m, k) of A."""
-        return triangular_solve(self.lower, self.root[:, None] * columns)
 
 
 def _factor_of_sites(block, root):
@@ -130,14 +121,15 @@ class DenseState:
             # A of a strong row is S^-1 B^-1 S K, which loses digits where S is nearly zero
             weak = self.rows[~strong]
             columns[:, weak] = K[np.ix_(negative.rows, weak)] - negative.half.T @ halves
-        half = negative.added(columns)
+        half = triangular_solve(negative.lower, negative.root[:, None] * columns)
         self.var[negative.rows] = np.diagonal(negative.prior)
         self.var += np.einsum("ij,ij->j", half, half)
 
     def _pull(self):
         """Add the effect of negative sites to alpha, which so far knows the others."""
         negative = self._negative
-        gain = negative.gain(negative.columns.T @ self.alpha)
+        mean = negative.columns.T @ self.alpha
+        gain = negative.root * cholesky_solve(negative.lower, negative.root * mean)
         self.alpha[negative.rows] += gain
         self.alpha[self.rows] -= self.root * (negative.back @ gain)
 
@@ -152,7 +144,7 @@ class DenseState:
         columns = np.empty((len(negative.rows), len(self.alpha)))
         columns[:, self.rows] = (self.root[:, None] * negative.back).T
         columns[:, negative.rows] = -np.eye(len(negative.rows))
-        return negative.added(columns)
+        return triangular_solve(negative.lower, negative.root[:, None] * columns)
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
@@ -202,27 +194,21 @@ class KernelGP(DenseGP):
     """
 
     def __init__(self, kernel, X, single=False):
-        self.kernel, self.X, self._kept, self.single = kernel, X, None, single
+        self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
-        if not (self._cross.of_distances and self._cross.is_rbf):
-            super().__init__(kernel(X))
-            return
-        K, slope = self._cross.of_squares(squares_among(self._cross.B))
-        super().__init__(K)
-        self._kept = self._cross.B, K, slope
-
-    def posterior(self, precision, shift):
-        """Return the `DenseState` for site parameters (n,), copies of tied rows counted."""
-        return DenseState(self._given, precision, shift)
-
-    @cached_property
-    def _given(self):
-        """The prior covariance in the precision of the posteriors."""
-        return self.K.astype(np.float32) if self.single else self.K
+        if self._cross.of_distances and self._cross.is_rbf:
+            K, slope = self._cross.of_squares(squares_among(self._cross.B))
+            self._kept = self._cross.B, K, slope
+        else:
+            K = kernel(X)
+        super().__init__(K.astype(np.float32) if single else K)
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-        R = state.evidence_curvature()
+        return self.contracted(state.evidence_curvature())
+
+    def contracted(self, R):
+        """Return sum(R * dK) / 2 (p,) for the derivatives of the covariance in theta."""
         if not isinstance(self._cross, StationaryCross):
             return 0.5 * contract(self.kernel, self.X, R)
         return 0.5 * self._cross.contract(self._block(), R, False)[0]
@@ -251,6 +237,26 @@ class KernelGP(DenseGP):
             turned = products[some].transpose(0, 2, 1).reshape(-1, flat.shape[1])
             curvature[:, some] = flat @ turned.T
         return 0.5 * size**2 * curvature
+
+
+def finite_or_named(method):
+    """Make a prediction at rows of X raise a ValueError that names X where it is not finite.
+
+    Some kernels overflow far out, or have no limit there.
+    """
+
+    @wraps(method)
+    def wrapper(self, *rows):
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = method(self, *rows)
+        if not all(np.all(np.isfinite(r)) for r in (result if type(result) is tuple else [result])):
+            raise ValueError(
+                "X has rows so far out that double precision cannot carry their covariances: scale "
+                "them as those of the fit, or leave them out."
+            )
+        return result
+
+    return wrapper
 
 
 class DenseGPPosterior:

@@ -1,31 +1,24 @@
-"""Spaces of hyperparameters, nodes of a problem in them, and the search for the mode.
+"""Spaces of the parameters of kernels, and what fits learn or average over.
 
-A space maps coordinates phi (T,) to the `point` where a problem is evaluated, and the gradient
-there back to phi; it has `names`, `bounds` (T, 2), the `log_prior` of phi with its gradient, and
-the spread `s` that the log lengths have about their mean. A problem does nothing but run EP at a
-point: `at(point, near, slopes)` from what a neighbour keeps gives what a node keeps, or None.
+Besides what a search asks for, see `_engine.hyper`, a space has the spread `s` that the log lengths
+have about their mean.
 
 Of a constant times RBF or Matern, which has one variance and one length scale a column, averages
 run over the logs of the variance and of the geometric mean of the lengths.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
-from .._engine.gaussian import ImproperPosterior, eigen_curvature
-from .._engine.hyper import PATIENCE, Evaluate, Node, NormalPrior, ascend, minimise_where_finite
+from .._engine.gaussian import ImproperPosterior
+from .._engine.hyper import Accuracy, LearningEnd, NegativeDensity, NormalPrior, told
 from .._engine.likelihoods import PROBIT_SLOPE
-from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
-from ._kernels import (
-    constant_and_stationary,
-    n_lengths,
-)
+from ._kernels import constant_and_stationary, n_lengths
 from ._limits import LIMITS
 
 _NAMES = ("log_variance", "log_length_scale")
@@ -57,12 +50,13 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, 2.0 if several else 1.5)
 
 
-def wants_average(estimator, n_rows, excluding, sharp=False):
+def wants_average(estimator, n_rows, settings, sharp=False):
     """Return whether a fit averages over hyperparameters.
 
-    `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
-    them where the average was asked for. Where the evidence is `sharp`, it has to be.
+    `settings` of the estimator -> whether they leave only the mode; a UserWarning names those that
+    do where the average was asked for. Where the evidence is `sharp`, it has to be.
     """
+    excluding = [setting for setting, excludes in settings.items() if excludes]
     if estimator.hyperparameters == "mode":
         return False
     if excluding and estimator.hyperparameters == "integrate":
@@ -260,15 +254,15 @@ def central_differences(value, theta, step=0.01):
     return np.array([value(theta + m) - value(theta - m) for m in moves]) / (2.0 * step)
 
 
-def settled(solve, x, empty):
+def settled(solve, x, empty, damping=1.0):
     """Return the `Result` of EP from sites x, or None where sites do not settle on a posterior.
 
-    `solve(x, share=1.0)` runs EP with a share of the damping. Where that fails, another run starts
-    from `empty` sites, which say nothing, with half the damping.
+    `solve(x, damping=damping)` runs EP. Where that fails, another run starts from `empty` sites,
+    which say nothing, with half the damping.
     """
     for start, share in ((x, 1.0), (empty, 0.5)):
         try:
-            result = solve(start, share=share)
+            result = solve(start, damping=share * damping)
         except ImproperPosterior:
             continue
         # the evidence of sites that have not settled means nothing and may be thousands of nats
@@ -278,132 +272,13 @@ def settled(solve, x, empty):
     return None
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """Nodes of a problem in a space of its hyperparameters.
-
-    What a node keeps, its payload, has `log_evidence` and `residual` of EP, the gradient `slope` of
-    the log evidence at the point, None where nobody asked, and `s`, the spread of the log lengths.
-    """
-
-    problem: Any
-    space: Any
-
-    def evaluate(self, phi, near, slopes=True):
-        """Return the `Node` at phi (T,), or None where EP has no fixed point.
-
-        Without `slopes` it has no gradient.
-        """
-        space, kept = self.space, None if near is None else near.payload
-        found = self.problem.at(space.point(phi), kept, slopes)
-        if found is None:
-            return None
-        log_prior, of_prior = space.log_prior(phi)
-        gradient = np.full(len(phi), np.nan)
-        if slopes:
-            gradient = space.slopes(found.slope) + of_prior
-        figures = found.log_evidence, log_prior, gradient, found.residual
-        return Node(phi, *figures, found._replace(s=space.s))
-
-
 # Sites are only refined to this residual while the kernel moves: the error of the evidence is of
 # second order in it.
 LEARNING_TOL = 1e-3
 
 
-class Accuracy(NamedTuple):
-    """Where a search ends, and how it steps; see `minimise_where_finite`.
-
-    Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
-    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
-    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
-    near the mode may leave in nats, at first a thirtieth of a posterior sd.
-    """
-
-    ftol: float = 1e-6
-    gtol: float = 1e-3
-    first_step: float | None = None
-    max_line_search: int = 20
-    gain: float = 5e-4
-    exact_gradient: bool = True
-
-    @property
-    def of_search(self):
-        """Keywords of `minimise_where_finite`."""
-        own = self._asdict()
-        del own["gain"]
-        return own
-
-
-# Of a mode that predicts, and of one that only says where nodes lie.
-LEARNING = Accuracy()
-TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
 # Of several classes, where the gradient is itself off by tenths of a nat and more.
 JOINT_ACCURACY = Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, False)
-
-
-class ValueWithGradient:
-    """Plan that comes to know a log evidence by `value_and_gradient`, and not without it."""
-
-    value_and_gradient: Any
-
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, EP run from the state of the fit."""
-        return self.value_and_gradient(theta, fit, n_jobs)[0]
-
-
-class LearningEnd(NamedTuple):
-    """Why learning ended, after how many steps, and the largest entry of the gradient left there.
-
-    The gradient is that of the evidence with its prior in the coordinates of the search, without
-    what only points out of the bounds.
-    """
-
-    reason: Reason
-    n_steps: int
-    gradient: float
-
-    @property
-    def remark(self):
-        """What is not as it should be, in words."""
-        if self.reason not in ("max_iter", "stuck"):
-            return ""
-        return (
-            f"learning ended after {self.n_steps} steps ({self.reason}), with a gradient of the "
-            f"log evidence of {self.gradient:.3g}"
-        )
-
-
-# Where nothing is learned.
-KEPT = LearningEnd("converged", 0, 0.0)
-
-
-class EvidenceClimb:
-    """A log density as the searches want it: from the best node so far, told of its steps.
-
-    A point without node has the value minus infinity. The payload of a node is that of an
-    iteration. `sign` is -1 for a search that goes down; the first node starts from one that is
-    `near`, maybe of another density.
-    """
-
-    def __init__(self, evaluate: Evaluate, monitor: Monitor, sign=1.0, near=None):
-        self.evaluate, self.monitor, self.sign, self.near = evaluate, monitor, sign, near
-        self.best: Node | None = None
-
-    def __call__(self, phi):
-        """Return value, gradient and node at phi (T,)."""
-        node = self.evaluate(phi, self.best or self.near)
-        if node is None:
-            return -self.sign * np.inf, np.full(len(phi), np.nan), None
-        if self.best is None or node.objective > self.best.objective:
-            self.best = node
-        return self.sign * node.objective, self.sign * node.gradient, node
-
-    def told(self, node):
-        """Tell the monitor of the node that a step led to; return whether to stop."""
-        self.monitor.begin("learning step")
-        record = {"residual": node.residual, "log_evidence": node.log_evidence}
-        return self.monitor.end(record, node.payload)
 
 
 def random_starts(bounds, n_starts, rng):
@@ -413,49 +288,6 @@ def random_starts(bounds, n_starts, rng):
     if n_starts and not np.all(np.isfinite(bounds)):
         raise ValueError("n_restarts_optimizer needs finite bounds of all kernel parameters.")
     return rng.uniform(bounds[:, 0], bounds[:, 1], size=(n_starts, len(bounds)))
-
-
-def find_mode(
-    evaluate: Evaluate,
-    phi,
-    bounds,
-    *,
-    max_iter,
-    starts=(),
-    optimizer=None,
-    monitor: Monitor = SILENT,
-    accuracy=LEARNING,
-) -> tuple[Node, LearningEnd] | None:
-    """Return the `Node` at the mode from phi (T,), or from the best of several starts, and the end.
-
-    None where there is no node to start from. Steps to points without node, or whose value or
-    gradient is not finite, are cut short. Each of the further `starts` is run unwatched, then the
-    best is polished as the run of `monitor`, one iteration a step, which it may stop. An
-    `optimizer` is a function of the user that searches instead of L-BFGS-B.
-    """
-    if not len(phi):
-        node = evaluate(phi, None)
-        return node and (node, KEPT)
-    climb = EvidenceClimb(evaluate, monitor, sign=-1.0)
-    if optimizer is not None:
-        return _by_function(optimizer, climb, phi, bounds, starts)
-    run: Any = partial(
-        minimise_where_finite,
-        climb,
-        bounds=bounds,
-        max_iter=max_iter,
-        negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
-        tie=1e-10,
-        **accuracy.of_search,
-    )
-    runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
-    first = min(runs, key=lambda r: r.value, default=None)
-    found = run(first.x if first else phi, ended=lambda best: climb.told(best.payload))
-    if found is None:
-        return None
-    # a run without a step left nothing to polish: then the end is that of the run before
-    reason = found.reason if found.n_steps or not first else first.reason
-    return found.payload, LearningEnd(reason, found.n_steps, found.gradient)
 
 
 def or_refuse(found):
@@ -468,89 +300,21 @@ def or_refuse(found):
     return found
 
 
-def find_mode_from_rows(
-    evaluate_from: Callable[[Node], Evaluate],
-    of_rows: Evaluate,
-    share: float,
-    phi,
-    bounds,
-    *,
-    max_iter,
-    starts=(),
-    monitor: Monitor = SILENT,
-    watch: FitWatch = SILENT,
-    accuracy=LEARNING,
-    exact_gradient=True,
-    patient=np.inf,
-):
-    """Return the same from the mode of a share of the rows, for many rows: a few steps are left.
-
-    `evaluate_from` takes the `Node` there and gives the evidence of all rows, of which each step
-    costs 1 / share^3 times as much. Their curvature is about that of some of the rows, by
-    differences of gradients, over the share. Gradients that are not exact lead on as long as a
-    search finds a gain, or fails to so often as it is `patient`, if more than once.
-    """
-    options: dict[str, Any] = dict(max_iter=max_iter)
-    ends: dict[str, Any] = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
-    if not exact_gradient:
-        ends |= dict(ftol=1e-3, max_line_search=2)
-    coarse = accuracy._replace(**ends)
-    with watch.phase("some rows first") as told:
-        own = options | dict(starts=starts, accuracy=coarse, monitor=StepsOfPhase(told))
-        found = find_mode(of_rows, phi, bounds, **own)
-    if found is None:
-        return None
-    below = found[0]
-    difference = 0.1 if exact_gradient else 0.2
-    curvature, lacking = curvature_at(of_rows, below, bounds, difference)
-    climb = EvidenceClimb(evaluate_from(below), monitor)
-    limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
-    if not exact_gradient and patient >= 1.0:
-        tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
-        limits |= dict(gain=0.1, lacking=lacking / share, patience=tries)
-    elif not exact_gradient:
-        # gradients that are not exact are off by as much as longer steps promise; what they lack
-        # grows as the evidence itself: both come from rows in doubt
-        start: Any = climb(below.phi)[2]
-        growth = np.clip(start.log_evidence / below.log_evidence, 1.0, 1.0 / share)
-        limits |= dict(patience=1, longest=0.5, lacking=lacking * growth)
-    top = ascend(climb, below.phi, bounds, curvature / share, **limits)
-    if top is None or top.reason == "stuck":
-        options |= dict(monitor=monitor, accuracy=accuracy)
-        return find_mode(climb.evaluate, below.phi, bounds, **options)
-    return top.payload, LearningEnd(top.reason, top.n_steps, top.gradient)
-
-
-def curvature_at(evaluate: Evaluate, node, bounds, difference=0.1):
-    """Return the negative Hessian (T, T) at a node and what gradients lack (T,), by differences.
-
-    Directions that are nearly flat count as known to a few units.
-    """
-    steps = np.where(node.phi + difference <= bounds[:, 1], difference, -difference)
-    beside = [evaluate(node.phi + row, node) for row in np.diag(steps)]
-    gradients = [np.full(len(steps), np.nan) if n is None else n.gradient for n in beside]
-    rises = np.array([np.nan if n is None else n.objective - node.objective for n in beside])
-    hessian = [(node.gradient - g) / h for g, h in zip(gradients, steps, strict=True)]
-    hessian = np.nan_to_num(np.array(hessian), posinf=0.0, neginf=0.0)
-    values, vectors = eigen_curvature(hessian, 0.05)
-    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + node.gradient)
-    return (vectors * values) @ vectors.T, np.nan_to_num(lacking)
-
-
-def _by_function(optimizer, climb, phi, bounds, starts):
-    """Let a function of the user search, from phi (T,) and further starts.
+def search_by_function(optimizer, evaluate, starts, bounds, monitor):
+    """Let a function of the user search from phi (T,) and further starts; return as `search_mode`.
 
     It is called as scikit-learn calls it, `optimizer(obj_func, initial_theta, bounds)`, with
     ``obj_func(theta, eval_gradient=True)`` the negative evidence and its gradient, and returns the
     best theta with the value there. What it returns counts as converged, in one iteration.
     """
+    descent = NegativeDensity(evaluate)
 
     def obj_func(theta, eval_gradient=True):
-        value, gradient, _ = climb(np.array(theta, dtype=np.float64, ndmin=1))
+        value, gradient, _ = descent(np.array(theta, dtype=np.float64, ndmin=1))
         return (value, gradient) if eval_gradient else value
 
     found = []
-    for start in (phi, *starts):
+    for start in starts:
         end = optimizer(obj_func, start.copy(), bounds)
         try:
             best, value = np.array(end[0], dtype=np.float64, ndmin=1), float(end[1])
@@ -562,6 +326,6 @@ def _by_function(optimizer, climb, phi, bounds, starts):
                 f"got {end!r}."
             )
         found.append((value, best))
-    node = or_refuse(climb(min(found, key=lambda pair: pair[0])[1])[2])
-    climb.told(node)
+    node = or_refuse(descent(min(found, key=lambda pair: pair[0])[1])[2])
+    told(monitor, node)
     return node, LearningEnd("converged", 1, 0.0)

@@ -66,10 +66,10 @@ class ClassCovariance:
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
         if not self.single:
-            pairs = zip(self.explained, vectors, strict=True)
-            return np.column_stack([E @ x for E, x in pairs])
-        pairs = zip(self.roots, vectors, strict=True)
-        return np.column_stack([R.T @ (R @ x.astype(np.float32)) for R, x in pairs])
+            return np.column_stack(list(map(np.dot, self.explained, vectors)))
+        rounded = [x.astype(np.float32) for x in vectors]
+        halves = map(np.dot, self.roots, rounded)
+        return np.column_stack(list(map(np.dot, self.roots.transpose(0, 2, 1), halves)))
 
     def halves(self, c, k):
         """Return E_c k and Q_c for prior covariances k (n, m)."""
@@ -273,6 +273,10 @@ class JointGP(KernelGP):
             except ImproperPosterior:
                 self._rounded = self.K
         return JointState(self.K, self.K, precision, shift)
+
+    def evidence_gradient(self, state):
+        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
+        return self.contracted(state.evidence_curvature())
 
     def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.

@@ -6,7 +6,6 @@ factor, and leaves answer with a few matrix products. The (n, n, p) array of `ev
 built for leaves without a rule of their own.
 """
 
-import functools
 from copy import copy
 
 import numpy as np
@@ -347,26 +346,6 @@ def column_lengths(kernel, n_columns):
         return None
     own = hasattr(split[1], "cross") or len(split[1].length_scale) == n_columns
     return np.asarray(lengths_and_groups(split[1], n_columns)[0], dtype=float) if own else None
-
-
-def finite_or_named(method):
-    """Make a prediction at rows of X raise a ValueError that names X where it is not finite.
-
-    Some kernels overflow far out, or have no limit there.
-    """
-
-    @functools.wraps(method)
-    def wrapper(self, *rows):
-        with np.errstate(over="ignore", invalid="ignore"):
-            result = method(self, *rows)
-        if not all(np.all(np.isfinite(r)) for r in (result if type(result) is tuple else [result])):
-            raise ValueError(
-                "X has rows so far out that double precision cannot carry their covariances: scale "
-                "them as those of the fit, or leave them out."
-            )
-        return result
-
-    return wrapper
 
 
 def lengths_and_groups(part, n_columns):

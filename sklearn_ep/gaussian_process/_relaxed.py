@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from joblib import effective_n_jobs
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -35,9 +36,9 @@ from ._base import (
     check_kernel,
     column_spread,
     joined_fits,
+    last_sites,
     spread_of,
 )
-from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
 from ._limits import LIMITS
@@ -303,6 +304,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Examples
     --------
     >>> import numpy as np
+    from joblib import effective_n_jobs
     >>> from sklearn_ep import RelaxedEPClassifier
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(60, 2))
@@ -432,12 +434,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self._check_parameters()
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
-            wants_average(self, 0, ["a list of partitions"])
+            wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
         if self.n_partitions is not None and self._through_points(len(training.y)):
-            wants_average(self, len(training.y), [f"n_partitions={self.n_partitions}"])
+            wants_average(self, len(training.y), {f"n_partitions={self.n_partitions}": True})
             return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
@@ -572,12 +574,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _averaging(self, training, kernel):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
-        checks = {
+        settings = {
             "nothing to learn": not (learn or learn_rate),
             **(kernel_settings(kernel) if learn else {}),
         }
-        excluding = [setting for setting, excludes in checks.items() if excludes]
-        if not wants_average(self, 0, excluding):
+        if not wants_average(self, 0, settings):
             return None
         noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)
@@ -590,7 +591,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             no_errors=float(self.no_errors),
             plain_kernel=plain,
             plain_prior=scale_prior(link, spread, *DEFAULTS.plain_spreads),
-            n_jobs=self.n_jobs if self._n_problems == 1 else None,
+            n_jobs=effective_n_jobs(self.n_jobs) if self._n_problems == 1 else 1,
         )
 
     def _label_attributes(self, fit, labels, kept):

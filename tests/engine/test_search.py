@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sklearn_ep._engine.hyper import ascend, minimise_where_finite
+from sklearn_ep._engine.hyper import Node, ascend, minimise_where_finite
 
 CURVATURE = np.array([[4.0, 1.0], [1.0, 0.5]])
 TOP = np.array([1.0, -2.0])
@@ -17,28 +17,33 @@ def quadratic(x):
 
 def run(objective=quadratic, start=(0.0, 0.0), bounds=OPEN, curvature=CURVATURE, **options):
     options = dict(gain=1e-10, max_iter=30) | options
-    return ascend(objective, np.array(start), bounds, curvature, **options)
+
+    def evaluate(x, near):
+        value, gradient, payload = objective(x)
+        return Node(x, value, 0.0, gradient, 0.0, payload)
+
+    return ascend(evaluate, np.array(start), bounds, curvature, **options)
 
 
 def test_known_curvature_takes_one_step():
     found = run(start=(0.3, -1.0))
-    np.testing.assert_allclose(found.x, TOP, atol=1e-12)
+    np.testing.assert_allclose(found.node.phi, TOP, atol=1e-12)
     assert (found.reason, found.n_steps) == ("converged", 1)
-    np.testing.assert_array_equal(found.payload, found.x)
+    np.testing.assert_array_equal(found.node.payload, found.node.phi)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 def test_curvature_is_corrected_on_the_way(scale):
     found = run(curvature=scale * np.eye(2))
     assert found.reason == "converged" and found.gain <= 1e-10
-    np.testing.assert_allclose(found.x, TOP, atol=1e-4)
+    np.testing.assert_allclose(found.node.phi, TOP, atol=1e-4)
 
 
 def test_bounds_hold_and_the_rest_is_maximised():
     """With the first coordinate at .4 the second is at -2 + .6 * 1 / .5."""
     bounds = np.array([[-1.0, 0.4], [-5.0, 5.0]])
     found = run(bounds=bounds, curvature=np.eye(2))
-    np.testing.assert_allclose(found.x, [0.4, -0.8], atol=1e-4)
+    np.testing.assert_allclose(found.node.phi, [0.4, -0.8], atol=1e-4)
     assert found.reason == "converged" and found.gradient < 1e-4
 
 
@@ -51,9 +56,9 @@ def test_what_gradients_lack_along_the_steps_is_learned_from_the_values(foretold
 
     rest = dict(start=[1.0], bounds=OPEN[:1], curvature=np.array([[2.0]]))
     found = run(objective, lacking=np.array([6.0 * foretold]), **rest)
-    np.testing.assert_allclose(found.x, 3.0, atol=1e-6)
+    np.testing.assert_allclose(found.node.phi, 3.0, atol=1e-6)
     assert found.reason == "converged" and found.n_steps <= 3
-    assert run(objective, **rest).x[0] < 1.1
+    assert run(objective, **rest).node.phi[0] < 1.1
 
 
 def test_what_gradients_lack_may_be_known_beforehand():
@@ -64,7 +69,7 @@ def test_what_gradients_lack_may_be_known_beforehand():
         return value, gradient - lacking, payload
 
     found = run(objective, start=(0.3, -1.0), lacking=lacking)
-    np.testing.assert_allclose(found.x, TOP, atol=1e-12)
+    np.testing.assert_allclose(found.node.phi, TOP, atol=1e-12)
     assert (found.reason, found.n_steps) == ("converged", 1)
 
 
@@ -74,8 +79,8 @@ def test_points_without_value_shorten_the_step():
         return (np.nan if x[1] < -1.2 else value), gradient, payload
 
     found = run(beyond, start=(0.0, -1.0))
-    assert found.x[1] >= -1.2 and found.reason == "stuck"
-    assert beyond(found.x)[0] > beyond(np.array([0.0, -1.0]))[0]
+    assert found.node.phi[1] >= -1.2 and found.reason == "stuck"
+    assert beyond(found.node.phi)[0] > beyond(np.array([0.0, -1.0]))[0]
     assert run(beyond, start=(0.0, -3.0)) is None
 
 
@@ -83,7 +88,7 @@ def test_it_ends_where_it_is_asked_to():
     seen = []
     found = run(curvature=20.0 * np.eye(2), ended=lambda x: seen.append(x) or len(seen) == 2)
     assert found.reason == "asked" and found.n_steps == 2
-    np.testing.assert_array_equal(seen[-1], found.x)
+    np.testing.assert_array_equal(seen[-1].phi, found.node.phi)
     assert run(curvature=20.0 * np.eye(2), max_iter=3).reason == "max_iter"
 
 

@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep._engine.hyper import Node, average_of
+from sklearn_ep._engine.hyper import Node, Nodes, average_of
 from sklearn_ep.gaussian_process._dense import DenseProblem
 from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
@@ -24,7 +24,6 @@ from sklearn_ep.gaussian_process._dense_fit import (
 from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
-    Nodes,
     settled,
 )
 from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem, log_rate_density
@@ -362,14 +361,15 @@ def test_sites_that_do_not_settle_make_no_node():
     problem = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y).problem
     plan, starts = problem.plan, []
 
-    def solve(x, share):
-        starts.append((np.any(x), share))
-        result = plan.solve(plan.ep(plan.kernel, problem.y), x, tol=1e-2, max_iter=1)
+    def solve(x, damping):
+        starts.append((np.any(x), damping))
+        sweeps = plan.sweeps | dict(tol=1e-2, max_iter=1)
+        result = plan.ep(plan.kernel, problem.y).solve(x, **sweeps)
         result.evaluation.residual = 1.0
         return result
 
-    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20))) is None
-    assert starts == [(True, 1.0), (False, 0.5)]
+    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20)), 0.8) is None
+    assert starts == [(True, 0.8), (False, 0.4)]
 
 
 @pytest.mark.parametrize("k", range(4))

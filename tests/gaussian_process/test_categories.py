@@ -13,7 +13,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
-from sklearn_ep._estimator.categories import CategoryCoder, category_columns
+from sklearn_ep._estimator.categories import CategoryCoder
 
 NAMES = np.array(["red", "green", "blue", "grey"])
 
@@ -34,11 +34,19 @@ def shades():
 
 
 def test_which_columns_are_categories(shades):
-    frame = shades[0]
-    assert category_columns(frame) == category_columns(pl.from_pandas(frame)) == [1, 2]
-    text = frame.assign(colour=frame["colour"].astype("string"), z=frame["z"].astype(object))
-    assert category_columns(text) == [1, 2, 3]
-    assert category_columns(frame[["x", "z"]]) == category_columns(frame.to_numpy()) == []
+    """They have a length for all their indicators: one a level, and one for levels to come."""
+    frame, y = shades
+
+    def sizes(X):
+        part = EPGaussianProcessClassifier().fit(X, y).kernel_.k2
+        return np.bincount(part.groups).tolist() if hasattr(part, "groups") else []
+
+    assert sizes(frame) == sizes(pl.from_pandas(frame)) == [1, 1, 6, 3]
+    text = frame.assign(
+        colour=frame["colour"].astype("string"), z=frame["z"].round().astype(object)
+    )
+    assert sizes(text) == [1, 6, 3, text["z"].nunique() + 1]
+    assert sizes(frame[["x", "z"]]) == sizes(frame[["x", "z"]].to_numpy()) == []
 
 
 def test_codes_are_a_hamming_distance(shades):

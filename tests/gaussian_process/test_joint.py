@@ -11,7 +11,6 @@ from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep._estimator.latents import JointLatents
 
 PROBLEMS = oracle("multiclass")["problems"]
 
@@ -74,7 +73,7 @@ def test_two_classes_are_the_binary_classifier(method, likelihood):
 
 def test_auto_leaves_two_classes_as_they_are_and_joins_more():
     X, y = toy(45, 3, 3)
-    assert isinstance(fixed(KERNEL).fit(X, y)._latents(), JointLatents)
+    assert fixed(KERNEL).fit(X, y).multi_class_ == "joint"
     assert isinstance(fixed(KERNEL, multi_class="one_vs_rest").fit(X, y).kernel_, CompoundKernel)
     two = y < 2
     auto, old = (fixed(KERNEL, multi_class=m).fit(X[two], y[two]) for m in ("auto", "one_vs_rest"))

@@ -7,20 +7,19 @@ from scipy.special import log_ndtr, ndtr
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from sklearn_ep import RelaxedEPClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep._engine.hyper import Node
+from sklearn_ep._engine.hyper import Accuracy, Node, search_mode
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
 from sklearn_ep.gaussian_process.label_errors.double_loop import MarginalDoubleLoop
-from sklearn_ep.gaussian_process.label_errors.rules import LatentNoise
-from sklearn_ep.gaussian_process.label_errors.step import (
+from sklearn_ep.gaussian_process.label_errors.rules import (
     LabelErrorStep,
+    LatentNoise,
     relaxed_cost,
     relaxed_gamma,
 )
@@ -280,7 +279,7 @@ def test_the_double_loop_begins_at_sites_without_a_cavity():
     clf, y = noisy_fit("ep", 20)
     loop = double_loop(clf, y)
     sharp = np.stack([np.where(np.arange(20) < 10, 5.0, -0.05), np.zeros(20)])
-    result = loop.solve(sharp, max_iter=200, tol=1e-4, monitor=Trace())
+    result = loop.solve(sharp, max_iter=200, tol=1e-4)
     assert result.converged
     assert abs(result.evaluation.record["log_evidence"] - clf.log_evidence_) < 1e-5
 
@@ -377,7 +376,7 @@ def test_first_step_of_the_search_is_as_long_as_asked(start):
     bounds = np.array([[-3.0, 3.0], [-3.0, 3.0]])
     seen: list = []
     evaluate, short = _quadratic(centre, curvature, seen), Accuracy(first_step=0.5)
-    mode, _ = find_mode(evaluate, start, bounds, max_iter=50, accuracy=short)
+    mode, _ = search_mode(evaluate, start, bounds, short, max_iter=50)
     np.testing.assert_allclose(mode.phi, centre, atol=1e-3)
     assert sum(np.array_equal(t, start) for t in seen) == 1
     if np.any(start != centre):
@@ -388,7 +387,7 @@ def test_first_step_keeps_the_bounds():
     bounds, seen = np.array([[-3.0, 3.0], [0.7, 3.0]]), []
     evaluate = _quadratic(np.array([0.3, 0.4]), np.array([5.0, 9.0]), seen)
     short = Accuracy(first_step=0.5, max_line_search=5)
-    mode, _ = find_mode(evaluate, np.array([2.0, 2.0]), bounds, max_iter=50, accuracy=short)
+    mode, _ = search_mode(evaluate, np.array([2.0, 2.0]), bounds, short, max_iter=50)
     np.testing.assert_allclose(mode.phi, [0.3, 0.7], atol=1e-3)
     assert np.all(np.array(seen) >= bounds[:, 0] - 1e-12)
 
@@ -402,7 +401,14 @@ def test_moments_of_tiny_rates_stay_finite():
     np.testing.assert_allclose(m.wrong, np.exp(np.log(1e-12) + log_ndtr(-z) - exact), rtol=1e-9)
 
 
-def test_evidence_without_posterior_at_the_start_is_refused():
-    bounds = np.array([[-9.0, 9.0], [-9.0, 9.0]])
+@pytest.mark.parametrize("hyperparameters", ["integrate", "mode"])
+def test_evidence_without_posterior_at_the_start_is_refused(hyperparameters):
+    class Unknown(Probit):
+        def tilted(self, y, mean, var):
+            return np.full((3, len(mean)), np.nan)
+
+    X, y = np.arange(8.0)[:, None], np.arange(8) % 2
+    options = dict(hyperparameters=hyperparameters, acceleration=None)
+    clf = EPGaussianProcessClassifier(likelihood=Unknown(), **options)
     with pytest.raises(ValueError, match="not finite at the initial kernel"):
-        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), bounds, max_iter=5))
+        clf.fit(X, y)

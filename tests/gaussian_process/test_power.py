@@ -9,9 +9,9 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.partition import PartMap
-from sklearn_ep.gaussian_process._hyperparameters import Nodes
-from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
+from sklearn_ep.gaussian_process.label_errors.rules import LabelErrorStep
 
 KERNEL = ConstantKernel(3.0) * RBF(1.2)
 POWER_ORACLES = [

@@ -15,11 +15,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ra
 from sklearn.metrics import log_loss, roc_auc_score
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
-from sklearn_ep.gaussian_process.label_errors.step import relaxed_gamma
+from sklearn_ep.gaussian_process.label_errors.rules import relaxed_gamma
 
 ORACLES = oracle("relaxed_ep")
 PROBIT = oracle("gp_classification")

@@ -9,9 +9,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import RelaxedEPClassifier
+from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.partition import PartMap
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.label_errors.parted import PartedErrorProblem
 
 KERNEL = ConstantKernel(4.0) * RBF(1.0)

@@ -11,7 +11,7 @@ from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP
 from sklearn_ep.gaussian_process.label_errors.rules import LatentNoise, Relaxed
-from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
+from sklearn_ep.gaussian_process.label_errors.rules import LabelErrorStep
 
 from .item import Claim, Item, Row, mean_and_error
 

@@ -22,7 +22,7 @@ from sparse_gpc import (
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.loop import Trace
 from sklearn_ep._engine.partition import Part, PartMap
-from sklearn_ep.gaussian_process._hyperparameters import Nodes
+from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
 from sklearn_ep.gaussian_process.inducing.learning import SignRate, learn_by_passes
 

@@ -1,5 +1,6 @@
 """Hyperparameters: search for the mode of their posterior, nodes about it, mixtures of these."""
 
+from .mixture import NormalPrior as NormalPrior
 from .mixture import draw_mixture as draw_mixture
 from .mixture import log_mixture as log_mixture
 from .mixture import mixture_covariance as mixture_covariance
@@ -9,18 +10,25 @@ from .nodes import Average as Average
 from .nodes import Evaluate as Evaluate
 from .nodes import Lattice as Lattice
 from .nodes import Node as Node
-from .nodes import NormalPrior as NormalPrior
+from .nodes import Nodes as Nodes
 from .nodes import Spacing as Spacing
 from .nodes import Visits as Visits
 from .nodes import average_of as average_of
-from .nodes import find_mode as find_mode
 from .nodes import integrate as integrate
 from .nodes import sample_about as sample_about
 from .nodes import star_about as star_about
-from .search import PATIENCE as PATIENCE
-from .search import Search as Search
+from .search import KEPT as KEPT
+from .search import TO_THE_MODE as TO_THE_MODE
+from .search import Accuracy as Accuracy
+from .search import LearningEnd as LearningEnd
+from .search import NegativeDensity as NegativeDensity
 from .search import ascend as ascend
+from .search import curvature_at as curvature_at
+from .search import find_mode as find_mode
 from .search import minimise_where_finite as minimise_where_finite
+from .search import search_from_rows as search_from_rows
+from .search import search_mode as search_mode
+from .search import told as told
 from .smooth import Axes as Axes
 from .smooth import even_points as even_points
 from .smooth import normal_distribution as normal_distribution

@@ -1,12 +1,38 @@
-"""Mixtures over nodes: what the parts at weighted hyperparameters add up to."""
+"""Priors of hyperparameters, and mixtures over nodes: what their weighted parts add up to."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
 _HALVINGS = 60  # of the interval in which a quantile is: to the last digit
+
+
+class PriorDensity(Protocol):
+    """A proper prior density of phi (T,)."""
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+
+
+class NormalPrior(NamedTuple):
+    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+        z = (phi - self.mean) / self.sd
+        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+        return (self.mean - phi) / self.sd**2
 
 
 def mixture_moments(

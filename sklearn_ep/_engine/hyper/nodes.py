@@ -11,15 +11,18 @@ A model declares its coordinates, their priors and bounds, and one function
     evaluate(phi, near) -> Node, or None where there is no posterior,
 
 which runs EP at phi from what the `Node` near holds (from nothing where near is None), and raises
-no error for want of convergence. Nothing here is random.
+no error for want of convergence. Nothing here is random. `Nodes` make one of a *space*, which has
+coordinates phi (T,) with `names`, `bounds` (T, 2) and a `log_prior` and maps them to the `point`
+where a *problem* is evaluated, and gradients there back to phi.
 
 A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2) in the step h:
 .001 at 1.6; and an explored one, since these posteriors have ridges and one-sided tails.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -27,12 +30,12 @@ from scipy.special import logsumexp
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from ..partition import Workers
-from .search import minimise_where_finite
+from .mixture import PriorDensity
+from .search import find_mode
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
 Place = tuple[int, ...]
 
-_NEGLIGIBLE = 0.01  # gain of log density that a search for the mode may leave
 _WIDEST = 10.0  # axis, where a curvature that was given is flat
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
 
@@ -76,32 +79,6 @@ class Spacing(NamedTuple):
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
-class PriorDensity(Protocol):
-    """A proper prior density of phi (T,)."""
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-
-
-class NormalPrior(NamedTuple):
-    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
-
-    mean: np.ndarray
-    sd: np.ndarray
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-        z = (phi - self.mean) / self.sd
-        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
-
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-        return (self.mean - phi) / self.sd**2
-
-
 class Node(NamedTuple):
     """A model at hyperparameters phi (T,).
 
@@ -137,6 +114,43 @@ class Node(NamedTuple):
 
 
 Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a problem in a space of its hyperparameters.
+
+    `problem.at(point, near, slopes)` gives from what a neighbour keeps what a node keeps, or None.
+    This, the payload, has `log_evidence` and `residual` of EP, the gradient `slope` of the log
+    evidence at the point, None where nobody asked, and `s`, the spread of the log lengths.
+    """
+
+    problem: Any
+    space: Any
+
+    def evaluate(self, phi: np.ndarray, near: Node | None, slopes: bool = True) -> Node | None:
+        """Return the `Node` at phi (T,), or None where EP has no fixed point.
+
+        Without `slopes` it has no gradient.
+        """
+        space, kept = self.space, None if near is None else near.payload
+        found = self.problem.at(space.point(phi), kept, slopes)
+        if found is None:
+            return None
+        log_prior, of_prior = space.log_prior(phi)
+        gradient = np.full(len(phi), np.nan)
+        if slopes:
+            gradient = space.slopes(found.slope) + of_prior
+        figures = found.log_evidence, log_prior, gradient, found.residual
+        return Node(phi, *figures, found._replace(s=space.s))
+
+    def of_rows(self, rows: np.ndarray) -> "Nodes":
+        """Return those of some of the rows."""
+        return Nodes(self.problem.of_rows(rows), self.space)
+
+    def from_rows(self, rows: np.ndarray, node: Node) -> "Nodes":
+        """Return those that start from what a `Node` of some rows tells of all."""
+        return Nodes(self.problem.from_rows(rows, node), self.space)
 
 
 class Average(NamedTuple):
@@ -206,41 +220,6 @@ def average_of(
     return Average(list(nodes), weight, log_evidence, foretold, n_evaluations).heavy(least)
 
 
-def find_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    near: Node | None = None,
-    max_iter: int = 25,
-) -> Node | None:
-    """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
-
-    None where there is no posterior at phi. Each evaluation starts from the best node so far.
-    """
-    best = near
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray, Node | None]:
-        nonlocal best
-        node = evaluate(x.copy(), best)
-        if node is None:
-            return np.inf, np.zeros(len(x)), None
-        if best is None or node.objective > best.objective:
-            best = node
-        return -node.objective, -node.gradient, node
-
-    found = minimise_where_finite(
-        objective,
-        phi,
-        bounds,
-        max_iter=max_iter,
-        gtol=0.1,  # the mode only says where the nodes lie
-        negligible=_NEGLIGIBLE,
-        max_line_search=6,
-        exact_gradient=False,
-    )
-    return None if found is None else found.payload
-
-
 def integrate(
     evaluate: Evaluate,
     mode: Node,
@@ -279,7 +258,7 @@ def integrate(
     if len(mode.phi) == 0:
         return Average([mode], np.ones(1), mode.objective)
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
+        visits = Visits(evaluate, np.asarray(bounds), told, n_jobs)
         for modes_left in reversed(range(_LATTICE.modes)):
             axes = _axes_of(_curvature_at(visits, mode) if curvature is None else curvature)
             curvature = None
@@ -297,12 +276,13 @@ def integrate(
 
 
 class Visits:
-    """Evaluations of the model at points within bounds, those of one call by `workers`, if any."""
+    """Evaluations of the model at points within bounds, those of one call by `n_jobs` workers."""
 
     def __init__(
-        self, evaluate: Evaluate, bounds: np.ndarray, told: Told, workers: Workers | None = None
-    ):
-        self.evaluate, self.bounds, self.told, self.workers = evaluate, bounds, told, workers
+        self, evaluate: Evaluate, bounds: np.ndarray, told: Told, n_jobs: int | None = 1
+    ) -> None:
+        self.evaluate, self.bounds, self.told = evaluate, bounds, told
+        self.workers = None if n_jobs == 1 else Workers(n_jobs)
         self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
@@ -359,7 +339,7 @@ def sample_about(
     # eigenvectors would turn far where the curvature changes little, this root does not
     axes = np.linalg.inv(np.linalg.cholesky((vectors * values) @ vectors.T)).T
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
+        visits = Visits(evaluate, np.asarray(bounds), told, n_jobs)
         steps = np.sqrt(t) * np.concatenate([axes.T, -axes.T])
         nodes = _drawn_in(visits, mode, steps, 0.5 * t)
     log_volume = float(np.linalg.slogdet(axes)[1]) + 0.5 * t * np.log(2.0 * np.pi)

@@ -1,17 +1,26 @@
-"""Searches for a maximum: from nowhere, and from near it with a curvature that is about known.
+"""Searches for the mode of hyperparameters.
 
 `minimise_where_finite` is scipy's L-BFGS-B for functions that have no value at some points;
-`ascend` a few Newton steps for a log density whose every value is dear.
+`ascend` a few Newton steps for a log density whose every value is dear, from near its maximum with
+a curvature that is about known. `search_mode` goes by the first, `search_from_rows` by the second
+from the mode of some of the rows.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
-from ..gaussian import learned_curvature
-from ..loop import Reason
+from ..gaussian import eigen_curvature, learned_curvature
+from ..loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
+
+if TYPE_CHECKING:
+    from .nodes import Evaluate, Node, Nodes
+
 
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
@@ -56,12 +65,15 @@ class _BoxSearch:
 
     `x`, `value`, `gradient` and `payload` are those of the best point, `moved` is the last step;
     `failed` is the last point without a value. With `patience` it also ends after so many
-    evaluations in turn that together gain no more than `negligible`.
+    evaluations in turn that together gain no more than `negligible`. scipy's search is in units of
+    a first step, and `known` its first point with value and gradient.
     """
 
     gradient: Any = None
     payload: Any = None
     failed: Any = None
+    known: Any = None
+    unit = 1.0
 
     def __init__(
         self,
@@ -82,8 +94,12 @@ class _BoxSearch:
         self.n_steps, self.n_cut, self.no_better = 0, 0, False
         self._level, self._n_level = np.inf, 0
 
-    def at(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient, and keep the point if it is the best."""
+    def at(self, scaled: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return value and gradient at a point in units, and keep the point if it is the best."""
+        # only the start is taken from memory: a search judges noisy values by how they differ
+        if self.known is not None and np.array_equal(scaled, self.known[0]):
+            return self.known[1:]
+        x = scaled * self.unit
         value, gradient, payload = self.objective(x)
         if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
             self.failed = x.copy()
@@ -99,30 +115,23 @@ class _BoxSearch:
             self._n_level += 1
         if self._n_level >= self.patience:
             raise _NothingBetter
-        return value, gradient
+        return value, gradient * self.unit
 
-    def run(self, limits: dict[str, Any]) -> None:
-        """Run scipy's search from the best point, with a first step of a length."""
-        # only the start is taken from memory: a search judges noisy values by how they differ
-        known = np.isfinite(self.value)
-        value, gradient = (self.value, self.gradient) if known else self.at(self.x)
-        self.start = self.x
-        norm, unit = np.linalg.norm(gradient), 1.0
+    def begin(self) -> None:
+        """Begin a search of scipy's at the best point, with a first step of a length."""
+        self.start, self.unit = self.x, 1.0
+        norm = np.linalg.norm(self.gradient)
         if self.first_step is not None and norm > 0:
-            unit = float(np.sqrt(min(1.0, float(self.first_step / norm))))
-        first = self.x / unit
+            self.unit = float(np.sqrt(min(1.0, float(self.first_step / norm))))
+        self.known = self.x / self.unit, self.value, self.gradient * self.unit
 
-        def scaled(t: np.ndarray) -> tuple[float, np.ndarray]:
-            v, g = (value, gradient) if np.array_equal(t, first) else self.at(t * unit)
-            return v, g * unit
-
-        options = limits | dict(gtol=limits["gtol"] * unit)
-        search: Any = dict(bounds=self.bounds / unit, callback=self._stepped, options=options)
-        status = minimize(scaled, first, jac=True, method="L-BFGS-B", **search).status
+    def end(self, status: int) -> None:
+        """Take notice of the status with which scipy's search ended."""
         self.no_better = self.reason is None and status not in _REASONS
         self.reason = self.reason or _REASONS.get(status, "stuck")
 
-    def _stepped(self, intermediate_result: Any) -> None:
+    def stepped(self, intermediate_result: Any) -> None:
+        """Take notice of a step, and end where somebody asks to."""
         self.n_steps += 1
         self.moved, self.start = np.abs(self.x - self.start), self.x
         if self.ended is not None and self.ended(self):
@@ -133,7 +142,7 @@ class _BoxSearch:
         """Make the next first step shorter than the one that led to no value."""
         self.n_cut += 1
         length = _SHORTER * float(np.linalg.norm(self.failed - self.x))
-        # without a box L-BFGS-B starts with a step as long as the unit of `run`
+        # without a box L-BFGS-B starts with a step as long as the unit
         boxed = np.all(np.isfinite(self.bounds))
         self.first_step = length if boxed else float(np.linalg.norm(self.gradient)) * length**2
         if self.n_steps >= max_iter:
@@ -141,7 +150,7 @@ class _BoxSearch:
         elif self.n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(self.x)):
             self.reason = "stuck"
 
-    def outcome(self, ftol: float, exact_gradient: bool) -> "Search":
+    def outcome(self, ftol: float, exact_gradient: bool) -> Search:
         """Return the `Search`; one that found nothing better has converged if little is left."""
         projected = np.abs(np.clip(self.x - self.gradient, *self.bounds.T) - self.x)
         reason = self.reason or "stuck"
@@ -194,9 +203,15 @@ def minimise_where_finite(
     patience = np.inf if exact_gradient else PATIENCE
     search = _BoxSearch(objective, x, bounds, first_step, tie, negligible, patience, ended)
     while search.reason is None:
-        limits = dict(maxiter=max_iter - search.n_steps, ftol=ftol, gtol=gtol)
         try:
-            search.run(limits | dict(maxls=max_line_search))
+            if search.known is None:
+                search.at(search.x)
+            search.begin()
+            limits = dict(maxiter=max_iter - search.n_steps, ftol=ftol, gtol=gtol * search.unit)
+            options: Any = limits | dict(maxls=max_line_search)
+            own: Any = dict(bounds=bounds / search.unit, callback=search.stepped, options=options)
+            x = search.known[0]
+            search.end(minimize(search.at, x, jac=True, method="L-BFGS-B", **own).status)
         except _NothingBetter:
             search.reason, search.no_better = "stuck", True
         except _NoValue:
@@ -207,13 +222,12 @@ def minimise_where_finite(
 
 
 class Summit(NamedTuple):
-    """Outcome of `ascend`: the best point, why it ended, its steps, the gain still in reach.
+    """Outcome of `ascend`: the best `Node`, why it ended, its steps, the gain still in reach.
 
     `gradient` is the largest entry of what does not only point out of the bounds.
     """
 
-    x: np.ndarray
-    payload: Any
+    node: Node
     reason: Reason
     n_steps: int
     gradient: float
@@ -228,78 +242,80 @@ _LONGEST, _SHARE, _LONGER, _MOST_FAILURES = 2.0, 0.3, 2.0, 6
 
 
 def ascend(
-    objective: Objective,
+    evaluate: Evaluate,
     x: np.ndarray,
     bounds: np.ndarray,
     curvature: np.ndarray,
     *,
     gain: float,
     max_iter: int,
+    near: Node | None = None,
     lacking: np.ndarray | None = None,
     patience: int = PATIENCE,
     longest: float = _LONGEST,
-    ended: Callable[[Any], bool] | None = None,
+    ended: Callable[[Node], bool] | None = None,
 ) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
 
-    `objective` maps x (p,) to (value, gradient, payload), without value where not finite; None is
-    returned if the first point has none. `curvature` (p, p), positive definite, is about the
-    negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
-    promises less than `gain` by a further step: in units of the value, and so of the posterior,
-    that the gradient alone does not know; or where `patience` evaluations in turn gain nothing.
-    `ended` is told of each accepted point by its payload and stops the search by returning True.
-    Coordinates at a bound (p, 2) that want to leave it stay; no step is longer than `longest` in
-    any of them.
+    `evaluate` gives the `Node` at x (p,) from the best one so far, at first `near`, which may be of
+    another density; None is returned if the first point has none. `curvature` (p, p), positive
+    definite, is about the negative Hessian, and corrected by BFGS on the way. It has converged
+    where the quadratic model promises less than `gain` by a further step: in units of the value,
+    and so of the posterior, that the gradient alone does not know; or where `patience` evaluations
+    in turn gain nothing. `ended` is told of each node that a step led to and stops the search by
+    returning True. Coordinates at a bound (p, 2) that want to leave it stay; no step is longer than
+    `longest` in any of them.
 
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. How the value rises on a step corrects it along that step.
     """
-    climb = _AscentState(objective, x, bounds, curvature, lacking, longest)
-    if not _finite(climb.value, climb.gradient):
+    start = evaluate(x, near)
+    if start is None or not _finite(start):
         return None
+    climb = _AscentState(start, x, bounds, curvature, lacking, longest)
     reason: Reason | None = None
     while reason is None:
         step, promised = climb.newton_step()
         if promised <= gain:
             reason = "converged"
-        elif climb.moved_by(step) and ended is not None and ended(climb.payload):
+            break
+        trial = climb.trial(step)
+        if climb.moved_to(trial, evaluate(trial, climb.best)) and ended and ended(climb.node):
             reason = "asked"
         else:
             reason = climb.why_end(max_iter, patience)
     ends = np.clip(climb.x + climb.gradient, bounds[:, 0], bounds[:, 1])
     left, promised = float(np.max(np.abs(ends - climb.x), initial=0.0)), climb.newton_step()[1]
-    return Summit(climb.x, climb.payload, reason, climb.n_steps, left, float(promised))
+    return Summit(climb.node, reason, climb.n_steps, left, float(promised))
 
 
-def _finite(value: float, gradient: np.ndarray) -> bool:
-    return bool(np.isfinite(value) and np.all(np.isfinite(gradient)))
+def _finite(node: Node) -> bool:
+    return bool(np.isfinite(node.objective) and np.all(np.isfinite(node.gradient)))
 
 
 class _AscentState:
     """State of `ascend`: where it is, the curvature there, and how far steps may reach.
 
+    `gradient` is that of `node` with what it lacks, `best` the highest node of all that were tried.
     `n_failed` counts steps in turn that led down, `n_level` evaluations without a gain.
     """
 
     def __init__(
         self,
-        objective: Objective,
+        start: Node,
         x: np.ndarray,
         bounds: np.ndarray,
         curvature: np.ndarray,
         lacking: np.ndarray | None,
         longest: float,
     ) -> None:
-        self.objective, self.bounds, self.longest = objective, bounds, longest
+        self.bounds, self.longest = bounds, longest
         self.curvature, self.exact = curvature, lacking is None
         self.lack = np.zeros_like(x) if lacking is None else lacking
-        self.x, (self.value, self.gradient, self.payload) = x, self._at(x)
-        self.share, self.reach, self.top = 1.0, 1.0, self.value
+        self.x, self.node, self.best = x, start, start
+        self.gradient, self.top = start.gradient + self.lack, start.objective
+        self.share, self.reach = 1.0, 1.0
         self.n_steps, self.n_failed, self.n_level = 0, 0, 0
-
-    def _at(self, x: np.ndarray) -> tuple[float, np.ndarray, Any]:
-        value, gradient, payload = self.objective(x)
-        return value, gradient + self.lack, payload
 
     def newton_step(self) -> tuple[np.ndarray, float]:
         """Return the step of the coordinates that are free, and the gain it promises."""
@@ -313,21 +329,30 @@ class _AscentState:
         promised = 0.5 * float(step @ self.gradient)
         return step / max(1.0, float(np.max(np.abs(step))) / self.longest), promised
 
-    def moved_by(self, step: np.ndarray) -> bool:
-        """Take a share of a step unless it leads down; learn from where it leads in any case."""
-        trial = np.clip(self.x + self.share * step, self.bounds[:, 0], self.bounds[:, 1])
-        value, gradient, payload = self._at(trial)
-        finite = _finite(value, gradient)
+    def trial(self, step: np.ndarray) -> np.ndarray:
+        """Return where a share of a step leads."""
+        return np.clip(self.x + self.share * step, self.bounds[:, 0], self.bounds[:, 1])
+
+    def moved_to(self, trial: np.ndarray, node: Node | None) -> bool:
+        """Take a step unless it leads down, or to no node; learn from where it leads in any case.
+
+        Returns whether it was taken.
+        """
         self.n_level += 1
-        if finite:
-            gradient = self._learned(trial - self.x, value, gradient)
-        if not finite or value < self.value - _LEVEL:
-            # a gradient that was corrected gives another step
-            self.share *= 1.0 if finite and not self.exact else _SHARE
-            self.reach = self.share if finite else self.reach
+        if node is not None and node.objective > self.best.objective:
+            self.best = node
+        if node is None or not _finite(node):
+            self.share *= _SHARE
             self.n_failed += 1
             return False
-        self.x, self.value, self.gradient, self.payload = trial, value, gradient, payload
+        gradient = self._learned(trial - self.x, node)
+        if node.objective < self.node.objective - _LEVEL:
+            # a gradient that was corrected gives another step
+            self.share *= _SHARE if self.exact else 1.0
+            self.n_failed += 1
+            self.reach = self.share
+            return False
+        self.x, self.node, self.gradient = trial, node, gradient
         self.share = self.reach = min(1.0, _LONGER * self.reach)
         self.n_failed, self.n_steps = 0, self.n_steps + 1
         return True
@@ -340,17 +365,18 @@ class _AscentState:
             return "max_iter"
         return "converged" if self.n_level >= patience else None
 
-    def _learned(self, moved: np.ndarray, value: float, gradient: np.ndarray) -> np.ndarray:
-        """Correct the curvature, and gradients that lack something; return the one of a trial."""
+    def _learned(self, moved: np.ndarray, node: Node) -> np.ndarray:
+        """Correct the curvature, and gradients that lack something; return that at a node."""
+        gradient = node.gradient + self.lack
         self.curvature = learned_curvature(self.curvature, moved, self.gradient - gradient)
         if not self.exact:
-            mean, rise = 0.5 * (self.gradient + gradient), value - self.value
+            mean, rise = 0.5 * (self.gradient + gradient), node.objective - self.node.objective
             more = _missed(self.curvature, moved, rise, mean)
             self.lack, self.gradient, gradient = (
                 a + more for a in (self.lack, self.gradient, gradient)
             )
-        if value > self.top + _LEVEL:
-            self.top, self.n_level = value, 0
+        if node.objective > self.top + _LEVEL:
+            self.top, self.n_level = node.objective, 0
         return gradient
 
 
@@ -363,3 +389,190 @@ def _missed(
     """
     along = curvature @ moved
     return (rise - gradient @ moved) / (along @ moved) * along
+
+
+class Accuracy(NamedTuple):
+    """Where a search ends, and how it steps; see `minimise_where_finite`.
+
+    Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
+    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
+    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
+    near the mode may leave in nats, at first a thirtieth of a posterior sd.
+    """
+
+    ftol: float = 1e-6
+    gtol: float = 1e-3
+    first_step: float | None = None
+    max_line_search: int = 20
+    gain: float = 5e-4
+    exact_gradient: bool = True
+    tie: float = 1e-10
+
+
+# Of a mode that only says where nodes lie: from anywhere, and from near it.
+_ROUGH = Accuracy(2.2204460492503131e-09, 0.1, None, 6, exact_gradient=False, tie=0.0)
+TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
+_NEGLIGIBLE = 0.01  # gain that is not missed if no better step is found: odds of 1 %
+
+
+class LearningEnd(NamedTuple):
+    """Why learning ended, after how many steps, and the largest entry of the gradient left there.
+
+    The gradient is that of the evidence with its prior in the coordinates of the search, without
+    what only points out of the bounds.
+    """
+
+    reason: Reason
+    n_steps: int
+    gradient: float
+
+
+# Where nothing is learned.
+KEPT = LearningEnd("converged", 0, 0.0)
+
+
+class NegativeDensity:
+    """The negative of a log density, each `Node` from the best so far, at first from `near`.
+
+    A point without node has the value infinity.
+    """
+
+    def __init__(self, evaluate: Evaluate, near: Node | None = None) -> None:
+        self.evaluate, self.best = evaluate, near
+
+    def __call__(self, phi: np.ndarray) -> tuple[float, np.ndarray, Node | None]:
+        """Return value, gradient and node at phi (T,)."""
+        node = self.evaluate(phi, self.best)
+        if node is None:
+            return np.inf, np.full(len(phi), np.nan), None
+        if self.best is None or node.objective > self.best.objective:
+            self.best = node
+        return -node.objective, -node.gradient, node
+
+
+def told(monitor: Monitor, node: Node) -> bool:
+    """Tell a monitor of the node that a step led to; return whether to stop."""
+    monitor.begin("learning step")
+    record = {"residual": node.residual, "log_evidence": node.log_evidence}
+    return monitor.end(record, node.payload)
+
+
+def find_mode(
+    evaluate: Evaluate,
+    phi: np.ndarray,
+    bounds: np.ndarray,
+    near: Node | None = None,
+    max_iter: int = 25,
+) -> Node | None:
+    """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
+
+    None where there is no posterior at phi. Each evaluation starts from the best node so far.
+    """
+    found = search_mode(evaluate, phi, bounds, _ROUGH, max_iter=max_iter, near=near)
+    return None if found is None else found[0]
+
+
+def search_mode(
+    evaluate: Evaluate,
+    phi: np.ndarray,
+    bounds: np.ndarray,
+    accuracy: Accuracy,
+    *,
+    max_iter: int,
+    starts: Sequence[np.ndarray] = (),
+    monitor: Monitor = SILENT,
+    near: Node | None = None,
+) -> tuple[Node, LearningEnd] | None:
+    """Return the same from phi (T,), or from the best of several starts, and how it ended.
+
+    Steps to points without node, or whose value or gradient is not finite, are cut short. Each of
+    the further `starts` is run unwatched, then the best is polished as the run of `monitor`, one
+    iteration a step, which it may stop.
+    """
+    if not len(phi):
+        node = evaluate(phi, near)
+        return node and (node, KEPT)
+    options = accuracy._asdict() | dict(max_iter=max_iter, negligible=_NEGLIGIBLE)
+    del options["gain"]
+    run: Any = partial(
+        minimise_where_finite, NegativeDensity(evaluate, near), bounds=bounds, **options
+    )
+    runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
+    first = min(runs, key=lambda r: r.value, default=None)
+    found = run(first.x if first else phi, ended=lambda best: told(monitor, best.payload))
+    if found is None:
+        return None
+    # a run without a step left nothing to polish: then the end is that of the run before
+    reason = found.reason if found.n_steps or not first else first.reason
+    return found.payload, LearningEnd(reason, found.n_steps, found.gradient)
+
+
+def search_from_rows(
+    nodes: Nodes,
+    rows: np.ndarray,
+    share: float,
+    phi: np.ndarray,
+    accuracy: Accuracy,
+    *,
+    max_iter: int,
+    starts: Sequence[np.ndarray] = (),
+    monitor: Monitor = SILENT,
+    watch: FitWatch = SILENT,
+    exact_gradient: bool = True,
+    patient: float = np.inf,
+) -> tuple[Nodes, Node, LearningEnd] | None:
+    """Return the same, after the `Nodes` it is of, from the mode of some rows.
+
+    A few steps are left, each of which costs 1 / share^3 times as much as one of the `rows`, that
+    have a share of all. Their curvature is about that of some of the rows, by differences of
+    gradients, over the share. Gradients that are not exact lead on as long as a search finds a
+    gain, or fails to so often as it is `patient`, if more than once.
+    """
+    ends: dict[str, Any] = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
+    if not exact_gradient:
+        ends |= dict(ftol=1e-3, max_line_search=2)
+    of_rows, bounds = nodes.of_rows(rows).evaluate, nodes.space.bounds
+    with watch.phase("some rows first") as steps:
+        own: Any = dict(max_iter=max_iter, starts=starts, monitor=StepsOfPhase(steps))
+        found = search_mode(of_rows, phi, bounds, accuracy._replace(**ends), **own)
+    if found is None:
+        return None
+    below, near = found[0], None
+    curvature, lacking = curvature_at(of_rows, below, bounds, 0.1 if exact_gradient else 0.2)
+    nodes = nodes.from_rows(rows, below)
+    limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter)
+    if not exact_gradient and patient >= 1.0:
+        tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
+        limits |= dict(gain=0.1, lacking=lacking / share, patience=tries)
+    elif not exact_gradient:
+        # gradients that are not exact are off by as much as longer steps promise; what they lack
+        # grows as the evidence itself: both come from rows in doubt
+        near = nodes.evaluate(below.phi, None)
+        start = np.nan if near is None else near.log_evidence
+        growth = np.clip(start / below.log_evidence, 1.0, 1.0 / share)
+        limits |= dict(patience=1, longest=0.5, lacking=lacking * growth, near=near)
+    limits["ended"] = partial(told, monitor)
+    top = ascend(nodes.evaluate, below.phi, bounds, curvature / share, **limits)
+    if top is not None and top.reason != "stuck":
+        return nodes, top.node, LearningEnd(top.reason, top.n_steps, top.gradient)
+    last: Any = dict(max_iter=max_iter, monitor=monitor)
+    found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last)
+    return found and (nodes, *found)
+
+
+def curvature_at(
+    evaluate: Evaluate, node: Node, bounds: np.ndarray, difference: float = 0.1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the negative Hessian (T, T) at a node and what gradients lack (T,), by differences.
+
+    Directions that are nearly flat count as known to a few units.
+    """
+    steps = np.where(node.phi + difference <= bounds[:, 1], difference, -difference)
+    beside = [evaluate(node.phi + row, node) for row in np.diag(steps)]
+    gradients = [np.full(len(steps), np.nan) if n is None else n.gradient for n in beside]
+    rises = np.array([np.nan if n is None else n.objective - node.objective for n in beside])
+    hessian = [(node.gradient - g) / h for g, h in zip(gradients, steps, strict=True)]
+    hessian = np.nan_to_num(np.array(hessian), posinf=0.0, neginf=0.0)
+    values, vectors = eigen_curvature(hessian, 0.05)
+    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + node.gradient)
+    return (vectors * values) @ vectors.T, np.nan_to_num(lacking)

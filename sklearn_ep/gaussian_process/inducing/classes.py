@@ -23,7 +23,8 @@ from ..._engine.class_sites import (
 )
 from ..._engine.contracts import require
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, inverse_from_triangular
-from .._hyperparameters import JOINT_ACCURACY, Accuracy
+from ..._engine.hyper import Accuracy
+from .._hyperparameters import JOINT_ACCURACY
 from .ep import RowSlopes, Visit
 from .values import InducingPosterior, block_rows, rows_times, times_rows
 

@@ -23,10 +23,10 @@ from sklearn.utils import gen_batches
 
 from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import checked_cholesky, lower_times
+from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
-from .._hyperparameters import Accuracy
 from .rows import dense_copies, read_rows
 from .values import (
     InducingGPPosterior,
@@ -453,6 +453,21 @@ def evaluate_part(part, message, model, classes, how):
     alike = len(weight) and weight.min() == weight.max()
     root = np.sqrt(weight[:1] if alike else weight)
     return evaluate_rows(model, PassRows(X, y, weight, *message), how), root
+
+
+def batch_of_part(part, message, model, classes, how):
+    """Return the `RowSums` of a batch of a partition and its copies, None where there is none.
+
+    `message` is (row numbers, their sites or None), or None.
+    """
+    if message is None:
+        return None
+    X, y, weight = read_rows(part, classes)
+    rows, sites = message
+    if sites is None or not np.any(sites):
+        how = how._replace(step=1.0)
+    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], sites)
+    return evaluate_rows(model, own, how), weight[rows].sum()
 
 
 def collect_part(part, sites, prior, labels, classes):

@@ -9,14 +9,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from joblib import parallel_config
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Nodes,
     average_of,
+    curvature_at,
     integrate,
     log_mixture,
     sample_about,
+    search_mode,
 )
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
@@ -32,19 +36,14 @@ from .._base import (
     ending_in,
     factor_of,
     initial_kernel,
+    remark_of,
     sweeps_of,
 )
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
 from .._hyperparameters import (
-    KEPT,
     LEARNING_TOL,
-    TO_THE_MODE,
     KernelScales,
-    Nodes,
-    ValueWithGradient,
-    curvature_at,
-    find_mode,
     kernel_prior,
     kernel_settings,
     learned_coordinates,
@@ -75,7 +74,7 @@ from .values import AveragedInducing
 
 
 @dataclass
-class InducingPlan(ValueWithGradient):
+class InducingPlan:
     """All of a fit through inducing points that is decided before it starts.
 
     `labels` are what rows say: binary problems, one for two classes and one a class otherwise,
@@ -130,12 +129,12 @@ class InducingPlan(ValueWithGradient):
             hyper = replace(hyper, Z=points, **alone)
         return InducingProblem(ep, hyper, state, self.sweeps | steps)
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
         with PartMap(self.data.parts, n_jobs) as run:
             problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
-            node = or_refuse(problem.at(theta, None))
-            if not self.labels.exact_gradient:
+            node = or_refuse(problem.at(theta, None, slopes))
+            if slopes and not self.labels.exact_gradient:
                 node = node._replace(slope=problem.differences(node))
         return float(node.log_evidence), node.slope
 
@@ -162,7 +161,7 @@ def kernel_of_some_rows(estimator, run, data, monitor):
         return None
     with monitor.phase("some rows first") as told:
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
-        plan = replace(plan_dense(estimator, training, False), n_jobs=None)
+        plan = replace(plan_dense(estimator, training, False), n_jobs=1)
         fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
@@ -246,14 +245,13 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
 
 def _averaging(estimator, kernel, data, joint):
     """Return the `NormalPrior` of an average over variance and length, None for the mode."""
-    checks = {
+    settings = {
         "site_memory='average'": estimator.site_memory == "average",
         "optimizer=None": estimator.optimizer is None,
         "inducing points of several classes jointly": joint,
         **kernel_settings(kernel),
     }
-    excluding = [setting for setting, excludes in checks.items() if excludes]
-    if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
+    if not wants_average(estimator, sum(data.sizes), settings, sharp=True):
         return None
     return kernel_prior(kernel, factor_of(estimator), float(np.sqrt(data.var.sum())) or 1.0)
 
@@ -364,7 +362,7 @@ def _converged(plan, ep, state, end, trace):
         result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
-    return InducingRun(state, model, *told, float(final["log_evidence"]), end.remark)
+    return InducingRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
 
 
 def _learned(plan, ep, hyper, trace):
@@ -395,14 +393,14 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
     problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], LEARNING_TOL))
-    found = find_mode(
+    found = search_mode(
         Nodes(problem, hyper).evaluate,
         hyper.start,
         hyper.bounds,
+        plan.labels.accuracy,
         max_iter=plan.max_iter,
         starts=[np.concatenate([t, free]) for t in plan.restarts],
         monitor=trace,
-        accuracy=plan.labels.accuracy,
     )
     mode, end = or_refuse(found)
     prior = mode.payload.state.prior
@@ -419,22 +417,18 @@ def average_over_kernel(plan, ep, state, monitor):
     space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
     evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40), space).evaluate
     with monitor.phase("integration over hyperparameters") as told:
-        search: dict[str, Any] = dict(accuracy=TO_THE_MODE, monitor=StepsOfPhase(told))
-        found = find_mode(
-            evaluate, space.phi(theta), space.bounds, max_iter=plan.max_iter, **search
-        )
+        search: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
+        found = search_mode(evaluate, space.phi(theta), space.bounds, TO_THE_MODE, **search)
     if found is None:
         return None
     mode, end = found
     if end.reason == "asked":
         return average_of([mode], np.array([mode.objective]))
     # workers have the partitions, whose pool is open: nodes come one after another
-    with parallel_config(backend="sequential"):
-        if sum(ep.sizes) <= LIMITS.several:
-            return integrate(evaluate, mode, space.bounds, monitor=monitor)
-        curvature, _ = curvature_at(evaluate, mode, space.bounds)
-        without_slopes = partial(evaluate, slopes=False)
-        return sample_about(without_slopes, mode, space.bounds, curvature, monitor=monitor)
+    if sum(ep.sizes) <= LIMITS.several:
+        return integrate(evaluate, mode, space.bounds, 1, monitor)
+    curvature, _ = curvature_at(evaluate, mode, space.bounds)
+    return sample_about(partial(evaluate, slopes=False), mode, space.bounds, curvature, 1, monitor)
 
 
 def _mixed_nodes(plan, ep, average, run):

@@ -12,30 +12,24 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..._engine.gaussian import ImproperPosterior
+from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
-from ..._engine.row_order import minibatches, other_keys
-from .._hyperparameters import (
-    KernelScales,
-    LearningEnd,
-    central_differences,
-    or_refuse,
-    settled,
-)
+from ..._engine.row_order import other_keys
+from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from .ep import (
     InducingEP,
     PassModel,
-    PassRows,
     PassState,
     PassStep,
     add_sums,
-    evaluate_rows,
+    batch_of_part,
     evidence_gradient,
     largest_change,
 )
-from .rows import read_rows, standard_keys
+from .rows import batches_of_part, keys_of_part
 from .values import InducingPosterior, InducingPrior, rebase
 
 
@@ -393,36 +387,6 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     return vector, _with_sites(ep, model), max(1, round(LEARNING.last * plan.max_iter))
 
 
-def keys_of_part(part, seed, classes, units):
-    """Return the keys (n_k,) of the rows of a partition with their labels."""
-    X, y, _ = read_rows(part, classes)
-    return standard_keys(X, units, seed, y)
-
-
-def batches_of_part(part, keys, classes, share):
-    """Return the minibatches of a partition, arrays of row numbers, in the order of its keys.
-
-    Each has a share of its copies, the same in all partitions.
-    """
-    weight = read_rows(part, classes)[2]
-    return list(minibatches(keys, weight, max(1.0, share * weight.sum())))
-
-
-def batch_of_part(part, message, model, classes, how):
-    """Return the `RowSums` of a batch of a partition and its copies, None where there is none.
-
-    `message` is (row numbers, their sites or None), or None.
-    """
-    if message is None:
-        return None
-    X, y, weight = read_rows(part, classes)
-    rows, sites = message
-    if sites is None or not np.any(sites):
-        how = how._replace(step=1.0)
-    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], sites)
-    return evaluate_rows(model, own, how), weight[rows].sum()
-
-
 def rounds_of_batches(batches):
     """Return, round by round, the batch of each partition, None where it has none.
 
@@ -585,11 +549,12 @@ class InducingProblem:
         except ImproperPosterior:  # such as inducing points that have met
             return None
 
-        def solve(state, share):
-            steps = self.sweeps | dict(damping=share * self.sweeps["damping"])
+        def solve(state, damping):
+            steps = self.sweeps | dict(damping=damping)
             return self.ep.solve(self.ep.moved(state, prior), **steps).result
 
-        result = settled(solve, self.state if near is None else near.state, self.ep.zero(prior))
+        start, damping = self.state if near is None else near.state, self.sweeps["damping"]
+        result = settled(solve, start, self.ep.zero(prior), damping)
         if result is None:
             return None
         state, model, slope = self.ep.state_of(result), result.evaluation.payload, None

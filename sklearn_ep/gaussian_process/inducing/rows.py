@@ -10,7 +10,7 @@ from sklearn.utils import check_array, gen_batches
 from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
-from ..._engine.row_order import row_keys
+from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, weighted_mean
@@ -167,6 +167,21 @@ def read_rows(part, classes):
         return arrays
     X, y = np.asarray(arrays[0]), np.asarray(arrays[1])
     return X, np.searchsorted(classes, y), np.ones(len(X))
+
+
+def keys_of_part(part, seed, classes, units):
+    """Return the keys (n_k,) of the rows of a partition with their labels."""
+    X, y, _ = read_rows(part, classes)
+    return standard_keys(X, units, seed, y)
+
+
+def batches_of_part(part, keys, classes, share):
+    """Return the minibatches of a partition, arrays of row numbers, in the order of its keys.
+
+    Each has a share of its copies, the same in all partitions.
+    """
+    weight = read_rows(part, classes)[2]
+    return list(minibatches(keys, weight, max(1.0, share * weight.sum())))
 
 
 def smallest_keys(part, _, units, seed, count):

@@ -22,7 +22,8 @@ from ..._engine.gaussian import (
 )
 from ..._engine.hyper import mixture_covariance
 from ..._estimator.averaged import AveragedPosterior
-from .._kernels import StationaryCross, cross_covariance, finite_or_named
+from .._dense_gp import finite_or_named
+from .._kernels import StationaryCross, cross_covariance
 
 
 def block_rows(m, kind=np.float64, n_bytes=800_000):

@@ -14,10 +14,18 @@ from scipy.special import expit, logit
 
 from ..._engine.contracts import WholeEP
 from ..._engine.hyper import (
+    KEPT,
+    TO_THE_MODE,
+    Accuracy,
+    LearningEnd,
+    Nodes,
     Spacing,
     average_of,
+    curvature_at,
     integrate,
     sample_about,
+    search_from_rows,
+    search_mode,
 )
 from ..._engine.loop import SILENT, Result, Trace
 from ..._engine.sites import Sites, cavity
@@ -30,22 +38,12 @@ from .._base import (
     third_of_rows,
     watch_of_sweeps,
 )
-from .._hyperparameters import (
-    KEPT,
-    TO_THE_MODE,
-    Accuracy,
-    LearningEnd,
-    Nodes,
-    curvature_at,
-    find_mode,
-    find_mode_from_rows,
-)
 from .._kernels import with_theta
 from .._limits import LIMITS
 from ..inducing.values import AveragedInducing
 from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
-from .step import LabelErrorStep
+from .rules import LabelErrorStep
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.
@@ -60,16 +58,36 @@ _SPACINGS, _ENDS = {2: Spacing(2.0, 3.5, 9), 3: Spacing(2.0, 3.5, 20)}, 0.5
 
 def fit_label_errors(plan, sign, monitor, k):
     """Learn or average, converge the sites, and return the `BinaryFit` of problem k."""
-    problem, first, trace = (
-        ErrorProblem(plan, sign, plan.sites[k]),
-        plan.settings[k],
-        Trace(monitor),
-    )
-    rows = _some_rows(problem, first)
-    if plan.averaging is not None:
-        fit = _averaged(problem, first, rows, trace, monitor)
-        if fit is not None:
-            return fit
+    problem, first = ErrorProblem(plan, sign, plan.sites[k]), plan.settings[k]
+    rows, trace = _some_rows(problem, first), Trace(monitor)
+    if plan.averaging is None:
+        return _fit_of_mode(problem, first, rows, trace)
+    nodes = Nodes(problem, _space_of_average(problem, first, rows))
+    found = _mode(nodes, rows, TO_THE_MODE, trace)
+    if found is None:
+        return _fit_of_mode(problem, first, rows, trace)
+    mode, end = found
+    if end.reason == "asked":
+        average = average_of([mode], np.array([mode.log_evidence]))
+        return _mixed(nodes, average, None, -np.inf, trace, end)
+    # of iterations that ran out none is left that a phase could lead to
+    watch = SILENT if end.reason == "max_iter" else monitor
+    average = _average_about(nodes, mode, _curvature(nodes, rows, mode), watch)
+    without, log_odds = None, -np.inf
+    if plan.learn_rate and plan.averaging.no_errors:
+        plain = _nodes_without_errors(nodes, average)
+        found = _mode(plain, rows, TO_THE_MODE)
+        if found is not None:
+            without, log_odds = _without_errors(nodes, average, plain, found[0], watch)
+    fit = _mixed(nodes, average, without, log_odds, trace, end)
+    log_evidence = average.log_evidence
+    if plan.learn_rate:
+        log_evidence += np.log1p(-plan.averaging.no_errors) + np.logaddexp(0.0, log_odds)
+    return fit._replace(log_evidence=float(log_evidence))
+
+
+def _fit_of_mode(problem, first, rows, trace):
+    """Return the `BinaryFit` of the setting of the largest evidence."""
     setting, sites, end = learned(problem, first, rows, trace)
     watch = watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
     result, path = _converged(problem, setting, sites, watch)
@@ -95,31 +113,15 @@ def learned(problem, first, rows, trace):
     return mode.payload.setting, mode.payload.sites, end
 
 
-def _averaged(problem, first, rows, trace, monitor):
-    """Return the `BinaryFit` of an average, None where EP has no fixed point to begin with."""
+def _space_of_average(problem, first, rows):
+    """Return the `ErrorSpace` that is averaged over.
+
+    Ratios of lengths, and places of inducing points, are those that learning finds.
+    """
     plan, space = problem.plan, problem.plan.space_of_average(first)
     if plan.unit is not None or (plan.learn and len(space.kernel.lengths) > 1):
-        # ratios of lengths, and places of inducing points, are those that learning finds
         space = plan.space_of_average(learned(problem, first, rows, Trace())[0])
-    nodes = Nodes(problem, space)
-    found = _mode(nodes, rows, TO_THE_MODE, trace)
-    if found is None:
-        return None
-    mode, end = found
-    if end.reason == "asked":
-        average = average_of([mode], np.array([mode.log_evidence]))
-        return _mixed(nodes, average, None, -np.inf, trace, end)
-    # of iterations that ran out none is left that a phase could lead to
-    watch = SILENT if end.reason == "max_iter" else monitor
-    curvature = _curvature(nodes, rows, mode)
-    average, without, log_odds = _average_about(nodes, mode, curvature, watch), None, -np.inf
-    if plan.learn_rate and plan.averaging.no_errors:
-        without, log_odds = _without_errors(nodes, rows, average, watch)
-    fit = _mixed(nodes, average, without, log_odds, trace, end)
-    log_evidence = average.log_evidence
-    if plan.learn_rate:
-        log_evidence += np.log1p(-plan.averaging.no_errors) + np.logaddexp(0.0, log_odds)
-    return fit._replace(log_evidence=float(log_evidence))
+    return space
 
 
 def _some_rows(problem, first):
@@ -128,45 +130,31 @@ def _some_rows(problem, first):
     Through inducing points these are none that are moved.
     """
     plan = problem.plan
-    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
-    vectors = np.issubdtype(plan.X.dtype, np.number) and plan.unit is None
-    if len(problem.sign) < least or np.any(problem.x) or not vectors:
+    if np.any(problem.x) or plan.unit is not None:
         return None
-    return third_of_rows(plan.X, problem.sign, plan.weight, LIMITS.first_rows)
+    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
+    return third_of_rows(plan.X, problem.sign, plan.weight, least, LIMITS.first_rows)
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
     space, plan = nodes.space, nodes.problem.plan
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
-    search = dict(accuracy=accuracy, max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
+    search: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
     if rows is None or not len(starts[0]):
-        return find_mode(nodes.evaluate, starts[0], space.bounds, **search)
+        return search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
     if accuracy is TO_THE_MODE:
         # nodes about it are weighed: half a posterior sd away it does as well
-        search["accuracy"] = TO_THE_MODE._replace(gain=0.1)
-
-    def evaluate_from(node):
-        return Nodes(nodes.problem.from_rows(rows, node), space).evaluate
-
-    small, share = _of_rows(nodes, rows)
-    args = evaluate_from, small, share, starts[0], space.bounds
-    return find_mode_from_rows(*args, **search)
-
-
-def _of_rows(nodes, rows):
-    """Return `evaluate` of some of the rows, which need no inducing points, and their share."""
-    plan, space = nodes.problem.plan, nodes.space
-    dense = replace(space, first=space.first._replace(points=None))
-    share = float(plan.weight[rows].sum() / plan.weight.sum())
-    return Nodes(nodes.problem.of_rows(rows), dense).evaluate, share
+        accuracy = TO_THE_MODE._replace(gain=0.1)
+    found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
+    return found and found[1:]
 
 
 def _curvature(nodes, rows, mode):
     """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
     if rows is None or len(nodes.problem.sign) <= LIMITS.lattice_errors[1]:
         return None
-    evaluate, share = _of_rows(nodes, rows)
+    evaluate, share = nodes.of_rows(rows).evaluate, nodes.problem.plan.share(rows)
     near = evaluate(mode.phi, None)
     return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
 
@@ -187,24 +175,25 @@ def _average_about(nodes, mode, curvature, monitor):
     return sample_about(evaluate, *about, curvature, workers, monitor)
 
 
-def _without_errors(nodes, rows, average, monitor):
-    """Return the `Average` of a model without label errors, None if it has none, and its log odds.
+def _nodes_without_errors(nodes, average):
+    """Return the `Nodes` of a model without label errors; `average` is of those with errors."""
+    averaging, space = nodes.problem.plan.averaging, nodes.space
+    theta, scales = average.heaviest.payload.setting.kernel.theta, space.kernel
+    kernel = averaging.plain_kernel or space.first.kernel
+    if scales is not None:
+        scales = replace(scales, kernel=kernel, both=averaging.plain_prior)
+    first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
+    problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
+    return Nodes(problem, ErrorSpace(first, scales, None))
+
+
+def _without_errors(nodes, average, plain, mode, monitor):
+    """Return the `Average` about the mode of `plain` nodes without label errors, and its log odds.
 
     `average` is that of nodes with errors.
     """
-    plan, space = nodes.problem.plan, nodes.space
-    log_odds = logit(plan.averaging.no_errors) - average.log_evidence
-    theta, scales = average.heaviest.payload.setting.kernel.theta, space.kernel
-    kernel = plan.averaging.plain_kernel or space.first.kernel
-    if scales is not None:
-        scales = replace(scales, kernel=kernel, both=plan.averaging.plain_prior)
-    first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
-    problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
-    plain = Nodes(problem, ErrorSpace(first, scales, None))
-    found = _mode(plain, rows, TO_THE_MODE)
-    if found is None:
-        return None, -np.inf
-    mode, log_mass = found[0], found[0].objective
+    log_odds = logit(nodes.problem.plan.averaging.no_errors) - average.log_evidence
+    scales, log_mass = plain.space.kernel, mode.objective
     if scales is None:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
     # where its share is small it is the mode alone, with the volume of kernels with errors

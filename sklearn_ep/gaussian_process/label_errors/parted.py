@@ -16,15 +16,13 @@ from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
-from .._hyperparameters import ValueWithGradient
 from .._kernels import with_theta
-from ..inducing.ep import BinaryProblems, InducingEP, evidence_gradient
+from ..inducing.ep import BinaryProblems, InducingEP, PassRows, evidence_gradient
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import ErrorNode, LabelErrorPlan, Slopes
-from .rules import OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
-from .step import LabelErrorStep
+from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
 
 
 class AtSetting(WithLearned):
@@ -72,17 +70,16 @@ def row_labels(part, message, model, classes, fraction=1.0):
 
     `message` are the sites on t and what the rule keeps of the rows, or None.
     """
-    X, y, _ = read_rows(part, classes)
-    (sites, memory), rule, posterior = message, model.labels.rule, model.posteriors[0]
-    factor = model.labels.factor
+    X, y, weight = read_rows(part, classes)
+    (sites, memory), labels = message, model.labels
+    rule, factor = labels.rule, labels.factor
     if fraction != 1.0:
         factor = factor.powered(fraction)
     told = RowLabels(np.empty((2, len(X))), *(np.zeros(len(X)) for _ in range(4)))
-    for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
-        W, extra_var, _ = model.prior.whiten(np.asarray(X[rows], dtype=np.float64))
-        mean, var, _ = posterior.marginals(W)
-        noise, sign = rule.noise + extra_var, model.labels.signs(y[rows], 0)
-        own = on_noisy(Sites(*sites[0][:, rows]), noise)
+    for rows, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
+        mean, var, _ = model.posteriors[0].marginals(seen.W)
+        noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
+        own = on_noisy(Sites(*seen.sites[0]), noise)
         mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
         cav = cavity(own, mean, var, fraction)
         told.sites[:, rows] = own
@@ -90,13 +87,13 @@ def row_labels(part, message, model, classes, fraction=1.0):
         told.minus[rows] = factor.tilted(-1.0, cav.mean, cav.var).log_z
         told.wrong[rows] = factor.wrong_proba(sign, cav.mean, cav.var)
         if memory is not None:
-            resumed = rule.rule.resumed(memory[:, rows])
+            resumed = rule.rule.resumed(seen.memory)
             told.relaxation[rows] = resumed(factor, sign, own, mean, var).relaxation
     return told
 
 
 @dataclass
-class PartedErrors(ValueWithGradient):
+class PartedErrors:
     """A `LabelErrorPlan` without rows, and the rows in partitions."""
 
     plan: LabelErrorPlan
@@ -144,7 +141,7 @@ class PartedErrors(ValueWithGradient):
         except ImproperPosterior:  # the last sites are no start for this kernel
             return ep.solve(ep.zero(prior), **options)
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.

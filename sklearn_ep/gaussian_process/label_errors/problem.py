@@ -1,7 +1,7 @@
 """A binary problem of Gaussian-process classification whose labels may be wrong: plan, nodes."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,15 +19,13 @@ from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     KernelScales,
     ThetaSpace,
-    ValueWithGradient,
     learned_coordinates,
     settled,
 )
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
-from .rules import LatentNoise, Relaxed
-from .step import LabelErrorStep
+from .rules import LabelErrorStep, LatentNoise, Relaxed
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
@@ -198,7 +196,7 @@ class ErrorAveraging(NamedTuple):
     no_errors: float
     plain_kernel: Kernel | None
     plain_prior: NormalPrior | None
-    n_jobs: int | None
+    n_jobs: int
 
 
 class Rung(NamedTuple):
@@ -211,7 +209,7 @@ class Rung(NamedTuple):
 
 
 @dataclass
-class LabelErrorPlan(ValueWithGradient):
+class LabelErrorPlan:
     """Everything the binary problems need besides their signs; sent to workers as it is.
 
     Sites are on g = f + noise. `y` holds class indices; `settings` and `sites` have one entry a
@@ -296,7 +294,7 @@ class LabelErrorPlan(ValueWithGradient):
         last = double or [Rung("power 0.5", Power(0.5), 0.9)]
         return [Rung(name, rules[0], self.damping, True), slow, *last]
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.
@@ -326,6 +324,10 @@ class LabelErrorPlan(ValueWithGradient):
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
+
+    def share(self, rows):
+        """Return the share of the copies that some of the rows have."""
+        return float(self.weight[rows].sum() / self.weight.sum())
 
     def part(self, rows):
         """Return the plan of some of the rows."""
@@ -367,16 +369,19 @@ class ErrorProblem:
     """EP of the labels of one problem at any setting, from the sites of a neighbour.
 
     `x` are sites to start from where there is no neighbour. In passing sites are refined to a
-    residual whose error of the evidence learning leaves.
+    residual whose error of the evidence learning leaves. Some of the rows need no inducing points.
     """
 
     plan: LabelErrorPlan
     sign: np.ndarray
     x: np.ndarray
+    through_points: bool = True
     tol: ClassVar[float] = 2e-2
 
     def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
+        if not self.through_points:
+            setting = setting._replace(points=None)
         averages = self.plan.averaging is not None
         single = averages and len(self.sign) >= LIMITS.thirds_errors
         try:
@@ -384,17 +389,15 @@ class ErrorProblem:
         except ImproperPosterior:  # inducing points that have met
             return None
 
-        def solve(start, share):
-            # sites start close to their fixed points
-            return ep.solve(start, tol=self.tol, max_iter=40, damping=share, accelerate=True)
-
+        # sites start close to their fixed points
+        solve = partial(ep.solve, tol=self.tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.sites
         result = settled(solve, x, np.zeros_like(self.x))
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows])
+        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
