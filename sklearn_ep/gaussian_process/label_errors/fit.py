@@ -8,6 +8,7 @@ Where an iteration does not converge a dearer one takes over, at last the conver
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
