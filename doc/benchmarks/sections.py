@@ -128,20 +128,17 @@ PARTS = {
             "Fine mapping: correlated columns beside SuSiE",
             "574 people and 1,001 genetic variants of real correlation, 200 replicates of 1 to 5 "
             "normal effects at random variants, with .02 to .4 of the variance; SuSiE is pysusie.",
-            "Log loss of inclusion is 13.3 a replicate, SuSiE's 17.5 with its zeros taken for "
-            "1e-6. Inclusions sum to 1.06 of the true effects, SuSiE's to 1.66. Below .1 they "
-            "state 402 effects where there are 359, 2.1 standard deviations of independent "
-            "columns and 1.4 of replicates; from .1 to .2 44 where there are 59 (2.4); the other "
-            "tenths are within two. SuSiE states 769 for 380 below .1. Credible sets of level .95 "
-            "have a median of 3 columns, as SuSiE's have; .982 of 227 hold an effect where they "
-            "state .979, and SuSiE's state .980 where .966 of 238 do: a set of one column is "
-            "surer than its level, so that calibrated sets cover more often than it. At lower "
-            "levels sets cover as often as they state too: .945 for .955, .89 for .90, .84 for "
-            ".84 and .69 for .68 at levels of .9, .8, .7 and .5. They find .377 of all effects at "
-            "level .95, SuSiE's .388; at the level at which a tenth of the sets is false, .380 "
-            "and .388. Power at a common threshold of columns with a tenth false is .148, SuSiE's "
-            ".142. A default fit takes 5.6 times SuSiE's CPU on eight replicates in turns. The "
-            "rows of methods are from runs of their own.",
+            "Log loss of inclusion is 13.3 a replicate. SuSiE's is 17.5, with its zeros taken for "
+            "1e-6. Inclusions sum to 1.06 of the true effects, SuSiE's to 1.66. Columns below .1 "
+            "state 402 effects where there are 359, which is 2.1 standard deviations of "
+            "independent columns, or 1.4 of replicates. SuSiE states 769 for 380 there. From .1 "
+            "to .2 they state 44 for 59 (2.4); the other tenths are within two. Credible sets of "
+            "level .95 have a median of 3 columns, as SuSiE's have. They state .979 and hold an "
+            "effect in .982 of 227 cases, SuSiE's state .980 and hold .966 of 238. A set of one "
+            "column is surer than its level, so calibrated sets cover more often than it. Where a "
+            "tenth of the sets is false they find .380 of all effects, SuSiE's .388. By single "
+            "columns it is .148, SuSiE's .142. A default fit takes 5.6 times SuSiE's CPU, "
+            "measured on eight replicates in turns.",
         ),
         Section(
             "sparse_logistic",
