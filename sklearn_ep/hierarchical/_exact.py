@@ -26,6 +26,9 @@ from ._classes import ClassesModel
 from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import average_about, find_mode
 
+# Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
+# tenth a pass. And over the last, below which it is doubled again.
+_GROWTH, _FALL = 1.2, 0.75
 _LEAST_STEP = 1 / 64  # which is not taken back
 
 
@@ -71,11 +74,9 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
     number of pairs + S^3).
     Steps are undamped; one after which the mismatch is above the least so far, or that leaves no
-    proper posterior, is taken back and halved, and the one after it doubled again: with levels of
-    one class only and scales of ten and more undamped steps run away from the fixed point. Some
-    growth allowed, and steps doubled only where the mismatch falls by a quarter, took a tenth more
-    passes on 40 sets. Sites of a neighbour that leave no proper posterior here give way to weak
-    ones.
+    proper posterior, is taken back and halved, and steps are doubled again where it falls: with
+    levels of one class only and scales of ten and more undamped steps run away from the fixed
+    point. Sites of a neighbour that leave no proper posterior here give way to weak ones.
     """
     design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
     kept: Any = None
@@ -90,14 +91,20 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             step *= 0.5
             sites = first_sites(layout) if kept is None else _towards(start, end, step)
             continue
-        if found.mismatch > least and step > _LEAST_STEP:
+        if found.mismatch > _GROWTH * least and step > _LEAST_STEP:
             step *= 0.5
         else:
-            step = min(1.0, 2.0 * step)
+            step = _step_after(found, kept, step)
             kept, start, end, least = found, sites, target, min(least, found.mismatch)
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(local=_joined(*kept.local), sites=sites)
+
+
+def _step_after(found, kept, step):
+    """Return the step after a pass that is taken; kept is the one before, None for the first."""
+    fell = kept is not None and found.mismatch < _FALL * kept.mismatch
+    return min(1.0, 2.0 * step) if fell else step
 
 
 def _towards(old, new, step):
