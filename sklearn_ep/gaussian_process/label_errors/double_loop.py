@@ -24,7 +24,7 @@ from ..._engine.gaussian import (
     cholesky_solve,
     inverse_from_cholesky,
 )
-from ..._engine.loop import Result, Trace, reason_to_end
+from ..._engine.loop import SILENT, Result, Trace, reason_to_end
 
 # Promised fall of an inner problem at which it counts as solved, G is then known to half of it.
 # 150 problems of 5 to 60 rows, amplitudes of .01 to 1e4 and random labels end, and G never falls.
@@ -125,7 +125,7 @@ class MarginalDoubleLoop:
         self.ep, self.exponent = ep, exponent
         self.factor = ep.factor.powered(exponent) if exponent != 1.0 else ep.factor
 
-    def solve(self, x, *, max_iter, tol, monitor):
+    def solve(self, x, *, max_iter, tol, monitor=SILENT):
         """Return the `Result` of at most `max_iter` outer steps from sites x."""
         trace, share, reason = Trace(monitor), _FIRST, None
         saddle, curvature = self._start(x)
