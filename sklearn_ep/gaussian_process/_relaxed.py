@@ -287,8 +287,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     length scale log-Cauchy around three times the root of the total variance.
 
     A run that does not converge in its share of the sweeps is continued with less damping, and then
-    by a double loop [3]_ with Newton steps. It is EP, or power EP with that rule, and always converges:
-    its log evidence never falls. A step costs 20 to 40 sweeps, and takes memory of 32 n^2 numbers.
+    by a double loop [3]_ with Newton steps. It is EP, or power EP with that rule, and it always
+    converges: its log evidence never falls. A step costs 20 to 40 sweeps, and takes memory of
+    32 n^2 numbers.
     With more than 2000 rows, and over partitions, the last resort is power EP, which may not
     converge. `solver_path_` lists what ran.
 

@@ -27,9 +27,9 @@ from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import average_about, find_mode
 
 # Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
-# tenth a pass. And over the last, below which it is doubled again. With no growth allowed, and steps
-# doubled after each that is kept, 40 small sets take 1472 passes after 1615, but two others, of one
-# class or with a row far out, do not converge.
+# tenth a pass. And over the last, below which it is doubled again. With no growth allowed, and
+# steps doubled after each that is kept, 40 small sets take 1472 passes after 1615, but two others,
+# of levels with one class or with a row far out, do not converge.
 _GROWTH, _FALL = 1.2, 0.75
 _LEAST_STEP = 1 / 64  # which is not taken back
 
