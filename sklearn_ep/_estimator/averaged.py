@@ -9,30 +9,9 @@ from .._engine.hyper import (
     mixture_covariance,
     mixture_moments,
 )
-from .checks import check_choice
 from .latents import NodesAtRows, draw_latent, label_log_prob
 
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
-
-
-def check_hyperparameters(hyperparameters):
-    """Raise a ValueError unless `hyperparameters` is one of the three words."""
-    check_choice("hyperparameters", hyperparameters, ["auto", "integrate", "mode"])
-
-
-def hyper_attributes(averages, names, used):
-    """Return the attributes that tell of the averages, one a problem.
-
-    names (T,) are those of the coordinates, `used` is "integrate" or "mode".
-    """
-    nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
-    one = len(averages) == 1
-    return dict(
-        hyper_nodes_=nodes[0] if one else nodes,
-        hyper_weights_=weights[0] if one else weights,
-        hyper_names_=tuple(names),
-        hyperparameters_used_=used,
-    )
 
 
 def average_remarks(averages):

@@ -85,6 +85,11 @@ def check_flag(name, value):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
+def check_hyperparameters(hyperparameters):
+    """Raise a ValueError unless `hyperparameters` is one of the three words."""
+    check_choice("hyperparameters", hyperparameters, ["auto", "integrate", "mode"])
+
+
 def check_common(estimator):
     """Check the parameters that mean the same in every estimator."""
     for name in ("fit_intercept", "warm_start", "standardize", "copy_X"):

@@ -353,6 +353,20 @@ def run_attributes(fits):
     }
 
 
+def hyper_attributes(nodes, weights, names, used):
+    """Return the attributes that tell of averages by nodes (M, T) and weights (M,), one a problem.
+
+    names (T,) are those of the coordinates, `used` is "integrate" or "mode".
+    """
+    one = len(nodes) == 1
+    return dict(
+        hyper_nodes_=nodes[0] if one else nodes,
+        hyper_weights_=weights[0] if one else weights,
+        hyper_names_=tuple(names),
+        hyperparameters_used_=used,
+    )
+
+
 def remarks_of(fits):
     """Return the remarks of the fits of binary problems, each once."""
     return list(dict.fromkeys(f.remark for f in fits if f.remark))

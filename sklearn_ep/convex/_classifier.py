@@ -15,7 +15,7 @@ from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
-from .._estimator.averaged import average_remarks, hyper_attributes
+from .._estimator.averaged import average_remarks
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
@@ -33,6 +33,7 @@ from .._estimator.fitting import (
     FitMonitor,
     fit_each_problem,
     fit_problems,
+    hyper_attributes,
     one_or_stack,
     restore_on_error,
     run_attributes,
@@ -825,7 +826,8 @@ def _averages_told(estimator, averages):
     """Return the attributes that tell of the averages over the scale of the prior."""
     names = (scale_name(estimator),) if averages[0].phi.shape[1] else ()
     used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
-    return hyper_attributes(averages, names, used) | {"_averages": averages}
+    nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
+    return hyper_attributes(nodes, weights, names, used) | {"_averages": averages}
 
 
 def _replace(estimator, attributes):

@@ -12,8 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.class_sites import MOST_WEIGHTS
-from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
+from .._estimator.checks import (
+    check_choice,
+    check_common,
+    check_hyperparameters,
+    check_number,
+    refuse_joint,
+)
 from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY
 

@@ -24,11 +24,12 @@ from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
 from .._engine.sites import Sites, cavity
 from .._estimator.annotations import RowsLike
-from .._estimator.averaged import average_remarks, check_hyperparameters, hyper_attributes
+from .._estimator.averaged import average_remarks
 from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.checks import (
     check_choice,
     check_flag,
+    check_hyperparameters,
     check_number,
     checked_weights,
     spread_rows,
@@ -37,6 +38,7 @@ from .._estimator.checks import (
 )
 from .._estimator.fitting import (
     BinaryFit,
+    hyper_attributes,
     one_or_stack,
     remarks_of,
     run_attributes,
@@ -362,9 +364,11 @@ def attributes_of_averages(fit, learned, learned_rate):
         own = _modes(fit, own, learned, learned_rate)
     used = "mode" if "mode" in own[0] else "integrate"
     thetas, spreads = ([a[name] for a in own] for name in ("theta", "anisotropy"))
+    averages = [a["average"] for a in own]
+    nodes = [a.phi for a in averages]
     one = len(own) == 1
     return dict(
-        **hyper_attributes([a["average"] for a in own], own[0]["names"], used),
+        **hyper_attributes(nodes, [a.weight for a in averages], own[0]["names"], used),
         hyper_theta_=thetas[0] if one else thetas,
         hyper_anisotropy_=spreads[0] if one else spreads,
     )

@@ -75,6 +75,9 @@ class ProcessLimits:
     k_means: int = 20_000
     # entries of them from which on it goes in single precision, in half the time
     k_means_single: int = 2**20
+    # of labels that may be wrong up to which the double loop is the last resort: a step takes n^2
+    # numbers and n^3 flops, there a GB and 15 s
+    double_loop: int = 2000
     # columns from which distances are cheaper by one matrix product than by differences
     products: int = 7
 

@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.partition import PartMap
 from .._estimator import fitting
 from .._estimator.annotations import Labels, RowsLike, Seed, TrainingRows
-from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, check_parts
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
@@ -899,7 +898,9 @@ def _of_coefficients(columns, posteriors):
 def _of_scales(columns, posteriors, rule):
     quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
-    out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used)
+    nodes = [p.average.phi for p in posteriors]
+    weights = [p.average.weight for p in posteriors]
+    out = fitting.hyper_attributes(nodes, weights, _names_of_theta(columns), used)
     return out | {"theta_rule_": rule, "tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 from .._engine.gaussian import Natural
 from .._engine.hyper import NormalPrior
 from .._estimator import checks
-from .._estimator.averaged import check_hyperparameters
+from .._estimator.checks import check_hyperparameters
 from .._estimator.row_parts import set_columns
 from .._estimator.tables import array_of, in_memory
 from . import _factors, _scales

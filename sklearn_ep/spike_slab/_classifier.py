@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 
 from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._estimator.annotations import RowsLike
-from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import check_common, check_number_or_auto, is_single
+from .._estimator.checks import check_common, check_hyperparameters, check_number_or_auto, is_single
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier

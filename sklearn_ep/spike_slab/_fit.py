@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from .._engine.hyper import Average, Node, average_of, integrate
 from .._engine.loop import Trace
-from .._estimator.averaged import average_remarks, hyper_attributes
-from .._estimator.fitting import run_attributes
+from .._estimator.averaged import average_remarks
+from .._estimator.fitting import hyper_attributes, run_attributes
 from ._chains import sample_models
 from ._hyperparameters import HyperPrior, NodeCoordinates
 from ._learning import EvidenceSearch, overrated
@@ -95,7 +95,7 @@ def average_attributes(average, coordinates, used, unit=0.0):
     """Return what an average says of hyperparameters; `unit` (3,) brings h to those of the user."""
     free = coordinates.space.free
     return {
-        **hyper_attributes([average], HYPER_NAMES[free].tolist(), used),
+        **hyper_attributes([average.phi], [average.weight], HYPER_NAMES[free].tolist(), used),
         "hyper_nodes_": np.array([(coordinates.h(p) + unit)[free] for p in average.phi]),
         "log_evidence_": average.log_evidence,
         "_remarks": average_remarks([average]),

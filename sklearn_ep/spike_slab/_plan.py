@@ -11,7 +11,6 @@ import scipy.sparse as sp
 from sklearn.utils import check_array, check_random_state, gen_batches
 
 from .._engine.partition import PartMap
-from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import (
     LARGEST_ENTRY,
     LARGEST_IN_UNITS,
@@ -20,6 +19,7 @@ from .._estimator.checks import (
     check_column_scales,
     check_column_sizes,
     check_common,
+    check_hyperparameters,
     check_number,
     check_number_or_auto,
     is_part_list,

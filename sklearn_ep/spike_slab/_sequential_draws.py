@@ -148,8 +148,10 @@ class SequentialDraws:
     def _columns(self, index, mean, precision, rng):
         """Draw columns with indicators of their own; return values and log densities (S,)."""
         slab_mean, slab_var, score = self._slabs(index, mean, precision)
-        on, free = self._is_in(index, score, rng), rng.standard_normal(score.shape)
-        odds, normal = self.factor.logit + score, -0.5 * (free**2 + np.log(2 * np.pi * slab_var))
+        odds = self.factor.logit + score
+        on = _drawn_in(odds, self.inclusion[index], rng)
+        free = rng.standard_normal(score.shape)
+        normal = -0.5 * (free**2 + np.log(2 * np.pi * slab_var))
         density = np.where(on, log_expit(odds) + normal, log_expit(-odds)).sum(axis=1)
         return np.where(on, slab_mean + np.sqrt(slab_var) * free, 0.0), density
 
@@ -189,15 +191,15 @@ class SequentialDraws:
         size, along = np.sqrt(v / scale), np.where(value > 0, shift @ basis, 0.0)
         if score is None:
             score = 0.5 * (np.sum((size * along) ** 2, axis=1) - np.log(scale).sum())
-        on = self._is_in(index[:1], score[:, None], rng)
+        on = _drawn_in(self.factor.logit + score[:, None], self.inclusion[index[:1]], rng)
         free = np.sqrt(v) * rng.standard_normal(shift.shape)
         moved = size**2 * along + (size / np.sqrt(v) - 1.0) * (free @ basis)
         return np.where(on, free + moved @ basis.T, 0.0)
 
-    def _is_in(self, index, score, rng):
-        """Draw whether columns are in, given what speaks for them (S, len(index))."""
-        may_be = self.inclusion[index] > LEAST_INCLUSION
-        return (rng.uniform(size=score.shape) < expit(self.factor.logit + score)) & may_be
+
+def _drawn_in(log_odds, inclusion, rng):
+    """Draw which columns are in by log odds (S, b); those of hardly any inclusion (b,) are out."""
+    return (rng.uniform(size=log_odds.shape) < expit(log_odds)) & (inclusion > LEAST_INCLUSION)
 
 
 def _blocks(model, factor, inclusion):

@@ -7,6 +7,7 @@ nodes themselves.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -52,11 +53,12 @@ def even_points(t: int, log2_points: int) -> np.ndarray:
     return points + 0.5 / len(points)
 
 
+@dataclass
 class SmoothDistribution:
     """Distribution of phi by points (N, T) with masses (N,) that sum to one."""
 
-    def __init__(self, points: np.ndarray, mass: np.ndarray) -> None:
-        self.points, self.mass = points, mass
+    points: np.ndarray
+    mass: np.ndarray
 
     def quantiles(
         self, levels: Sequence[float], values_of: Callable[[np.ndarray], np.ndarray]

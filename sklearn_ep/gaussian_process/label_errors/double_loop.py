@@ -29,13 +29,13 @@ from ..._engine.loop import SILENT, Result, Trace, reason_to_end
 # Promised fall of an inner problem at which it counts as solved, G is then known to half of it.
 # 150 problems of 5 to 60 rows, amplitudes of .01 to 1e4 and random labels end, and G never falls.
 _SOLVED = 1e-10
-# Newton steps of one inner problem and their halvings: two or three and none but at the start.
-_INNER_STEPS, _HALVINGS = 60, 40
+# Newton steps of one inner problem: two or three but at the start.
+_INNER_STEPS = 60
 # Rounding of L, relative to 1 + |L|.
 _ROUNDING = 1e-12
-# Shares of the metric: to begin with, after a step without it that failed, below which it is none,
-# and where there is no more to try. These 150 problems take 14 steps in the median, at most 120.
-_FIRST, _SOME, _NONE, _ALL = 1.0, 0.03, 3e-3, 1e9
+# Shares of the metric: after a step without it that failed, and below which it is none. These 150
+# problems take 14 steps in the median, at most 120.
+_SOME, _NONE = 0.03, 3e-3
 
 
 class SaddlePoint(NamedTuple):
@@ -127,7 +127,7 @@ class MarginalDoubleLoop:
 
     def solve(self, x, *, max_iter, tol, monitor=SILENT):
         """Return the `Result` of at most `max_iter` outer steps from sites x."""
-        trace, share, reason = Trace(monitor), _FIRST, None
+        trace, share, reason = Trace(monitor), 1.0, None
         saddle, curvature = self._start(x)
         evaluation = self._evaluation(saddle)
         while reason is None:
@@ -222,7 +222,7 @@ class MarginalDoubleLoop:
     def _lowered(self, saddle, step, fall):
         """Return the `SaddlePoint` after so much of a step that L falls, None where it does not."""
         least = _ROUNDING * (1.0 + abs(saddle.inner))
-        for share in 0.5 ** np.arange(_HALVINGS):
+        for share in 0.5 ** np.arange(40):
             try:
                 new = self.at(saddle.x + share * step, saddle.m)
             except ImproperPosterior:
@@ -238,7 +238,7 @@ class MarginalDoubleLoop:
         """
         tilted, least = saddle.tilted, _ROUNDING * (1.0 + abs(saddle.value))
         reach = _rows_times(tilted, _rows_times(tilted, curvature.inverse()).T)
-        while share < _ALL:
+        while share < 1e9:  # beyond, steps are within rounding
             fall = reach.copy()
             _add_rows(fall, ((1.0 + share) * saddle.marginal - tilted) / self.exponent)
             try:

@@ -31,8 +31,6 @@ RATE_BOUNDS = (1e-4, 0.45)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
 # nearly free: without priors a wiggly function without errors often explains them best.
 RATE_COUNTS = (3.0, 9.0)
-# Most rows of the double loop, whose steps then take a GB and 15 s: n^2 numbers and n^3 flops.
-_DOUBLE_LOOP_ROWS = 2000
 
 
 def log_rate_density(x, counts):
@@ -278,7 +276,7 @@ class LabelErrorPlan:
         That is the double loop. For many rows, and over partitions, nothing does, and sites of
         power EP have to do where the rule is another one.
         """
-        few = self.y is not None and len(self.y) <= _DOUBLE_LOOP_ROWS
+        few = self.y is not None and len(self.y) <= LIMITS.double_loop
         double = [Rung("double loop", None)] if few else []
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
