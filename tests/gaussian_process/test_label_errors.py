@@ -16,6 +16,7 @@ from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
+from sklearn_ep.gaussian_process._limits import LIMITS
 from sklearn_ep.gaussian_process.label_errors.double_loop import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.rules import (
     LabelErrorStep,
@@ -312,7 +313,7 @@ def test_the_double_loop_ends_on_random_problems():
 
 
 def test_many_rows_have_power_ep_in_its_place(monkeypatch):
-    monkeypatch.setattr("sklearn_ep.gaussian_process.label_errors.problem._DOUBLE_LOOP_ROWS", 199)
+    monkeypatch.setattr(LIMITS, "double_loop", 199)
     X, y, _ = make_noisy_labels_classification(200, flip=0.1, random_state=2)
     kept = dict(optimizer=None, label_noise=0.1, latent_noise=1e-6, max_iter=150)
     with pytest.warns(ConvergenceWarning, match="max_iter|no better step"):
