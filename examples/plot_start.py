@@ -62,7 +62,7 @@ small = EPGaussianProcessClassifier().fit(pair, labels)
 fig, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
 for name in ("stacked", "logistic", "boosting"):
     ReliabilityDisplay.from_predictions(
-        proba[name, "breast cancer"][:, 1], y, n_bins=5, name=name, ax=axes[0]
+        proba[name, "breast cancer"][:, 1], y, n_bins=3, name=name, ax=axes[0]
     )
 ConvergenceDisplay.from_estimator(small, ax=axes[1])
 display = LatentDisplay.from_estimator(small, pair, labels, ax=axes[2])
