@@ -1,6 +1,7 @@
 """What a fit tells while it runs: phases, iterations, seconds, and progress bars that move."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sklearn_ep import (
     HierarchicalEPLogistic,
     SpikeSlabRegressor,
 )
-from sklearn_ep._estimator.fitting import BinaryFit, fit_one_versus_rest
+from sklearn_ep._engine.likelihoods import Probit
 
 pytest.importorskip("sklearn.callback")
 
@@ -44,20 +45,6 @@ class Tasks:
             self.steps.append(context.parent.task_name)
         self.n_closed += 1
         return self.n_closed == self.stop_at
-
-
-class Order:
-    """A monitor that keeps the order of what it is told."""
-
-    def __init__(self):
-        self.seen = []
-
-    def begin(self, name="iteration"):
-        assert name == "class"
-
-    def end(self, record, payload):
-        self.seen.append("told")
-        return False
 
 
 def regression():
@@ -165,14 +152,27 @@ def test_a_fit_that_was_asked_to_stop_is_not_integrated():
 
 
 def test_each_class_is_told_when_it_is_done():
-    y, monitor = np.repeat([0, 1, 2], 2), Order()
+    """After its own sweeps and before those of the next class."""
+    seen = []
 
-    def fit_binary(sign, watch, k):
-        monitor.seen.append(f"fit {k}")
-        return BinaryFit(None, {"residual": np.array([0.0])}, "converged", 0.0, {})
+    class Noting(Probit):
+        def tilted(self, y, mean, var):
+            if np.shape(y) == (12,):
+                seen.append(f"fit {np.sum(y > 0)}")
+            return super().tilted(y, mean, var)
 
-    fit_one_versus_rest(fit_binary, y, 3, None, monitor)
-    assert monitor.seen == ["fit 0", "told", "fit 1", "told", "fit 2", "told"]
+    class Order(Tasks):
+        def on_fit_task_end(self, estimator, context, *, fitted_estimator):
+            seen.append(context.task_name)
+            return super().on_fit_task_end(estimator, context, fitted_estimator=fitted_estimator)
+
+    X, y = np.arange(12.0)[:, None], np.repeat([0, 1, 2], [3, 4, 5])
+    kept = dict(optimizer=None, multi_class="one_vs_rest", likelihood=Noting())
+    EPGaussianProcessClassifier(RBF(3.0), **kept).set_callbacks(tasks := Order()).fit(X, y)
+    assert tasks.first == ["class"] * 3
+    told = [what for what in seen if what in ("fit 3", "fit 4", "fit 5", "class")]
+    changes = [told[0], *(b for a, b in pairwise(told) if a != b)]
+    assert changes[:6] == ["fit 3", "class", "fit 4", "class", "fit 5", "class"]
 
 
 @pytest.mark.parametrize("verbose", [1, 2])

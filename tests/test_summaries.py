@@ -1,5 +1,7 @@
 """Summaries: the strongest come first, none is lost, and each prints in a notebook."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -10,7 +12,6 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
-from sklearn_ep._estimator.summary import Ranking, Summary
 
 X, Y = load_iris(return_X_y=True)
 TWO = X[:100], Y[:100]
@@ -45,10 +46,10 @@ def test_the_parameters_of_a_kernel_with_intervals():
 
 def test_figures_stand_in_lines_that_fit_a_page():
     figures = {f"figure {k}": 1.0 + k for k in range(12)} | {"long": "x" * 120, "last": 1}
-    ranking = Ranking([np.zeros(1)], "strength", None)
-    found = Summary("title", 0.9, ranking, {"name": ["a"], "mean": [0.0]}, figures=figures)
-    title, *lines, empty, _, _ = str(found).splitlines()
-    assert [len(line) > 98 for line in lines] == [False, False, True, False] and not empty
+    found = replace(ConvexVariationalLogistic(1.0).fit(*TWO).summary(), figures=figures)
+    title, *lines, level = str(found).split("\n\n")[0].splitlines()
+    assert [len(line) > 98 for line in lines] == [False, False, True, False]
+    assert title.startswith("ConvexVariationalLogistic: ") and level == "intervals of 90%"
     assert " ".join(lines) == ", ".join(
         f"{name} {v:g}" if name != "long" else f"long {v}" for name, v in figures.items()
     )

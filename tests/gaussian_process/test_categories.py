@@ -13,7 +13,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
-from sklearn_ep._estimator.categories import CategoryCoder
+from sklearn_ep.kernels import GroupedRBF
 
 NAMES = np.array(["red", "green", "blue", "grey"])
 
@@ -50,17 +50,28 @@ def test_which_columns_are_categories(shades):
 
 
 def test_codes_are_a_hamming_distance(shades):
-    frame = shades[0]
-    coder = CategoryCoder().fit(frame)
+    """The prior is that of indicators by hand, with levels for what is missing or not seen."""
+    frame, y = shades
+    settled = dict(hyperparameters="mode", tol=1e-9)
+    clf = EPGaussianProcessClassifier(**settled).fit(frame, y)
+    part = clf.kernel_.k2
+    assert isinstance(part, GroupedRBF)
+    assert_array_equal(part.groups, [0, 1, *[2] * 6, *[3] * 3])
+
+    def coded(rows):
+        colour = rows["colour"].astype(object).where(rows["colour"].notna(), "none")
+        levels = [colour == name for name in (*NAMES, "none", "violet")]
+        own = [rows["ok"], ~rows["ok"], np.zeros(len(rows))]
+        return np.column_stack([rows["x"], rows["z"], *levels, *own]).astype(float)
+
     new = frame.iloc[:3].assign(colour=["red", "violet", None])
-    coded = coder.transform(pd.concat([frame, new], ignore_index=True))
-    assert_array_equal(coder.groups_, [0, 1, *[2] * 6, *[3] * 3])
-    assert_array_equal(coded[:-3, :2], frame[["x", "z"]])
-    own = coded[:, coder.groups_ == 2]
+    by_hand = EPGaussianProcessClassifier(clf.kernel_, optimizer=None, **settled)
+    by_hand.fit(coded(frame), y)
+    for rows in (frame, new):
+        assert_allclose(clf.predict_proba(rows), by_hand.predict_proba(coded(rows)), atol=1e-6)
+    own = coded(pd.concat([frame, new], ignore_index=True))[:, 2:8]
     apart = np.sum((own[:, None] - own[None]) ** 2, axis=2)
-    known = [*frame["colour"].astype(object).where(frame["colour"].notna(), "none")]
-    values = np.array([*known, "red", "violet", "none"])
-    assert_array_equal(apart, 2.0 * (values[:, None] != values[None]))
+    assert set(np.unique(apart)) == {0.0, 2.0}
 
 
 def test_frames_of_any_kind_have_one_answer(shades):

@@ -25,7 +25,6 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.likelihoods import Factor, Probit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
@@ -439,12 +438,31 @@ def test_diagnose_knows_good_from_bad():
     assert bad.diagnose().ess_share < 0.1 and "NOT" in str(bad.diagnose())
 
 
+class Observed(Probit):
+    """A Gaussian likelihood of precision 4, whose moments are those of another precision."""
+
+    def __init__(self, taken_for):
+        self.taken_for = taken_for
+
+    def log_prob(self, y, f):
+        return -2.0 * (y - f) ** 2
+
+    def tilted(self, y, mean, var):
+        wide = var + 1.0 / self.taken_for
+        apart = (y - mean) / wide
+        log_z = -0.5 * (np.log(2.0 * np.pi * wide) + (y - mean) * apart)
+        own = super().tilted(y, mean, var)
+        return own._replace(log_z=log_z, gradient=apart, curvature=1.0 / wide)
+
+
 def test_importance_check_of_known_weights():
-    rng = np.random.default_rng(0)
-    equal = importance_check(np.full(500, 3.0))
-    assert equal.ess_share == pytest.approx(1.0) and equal.log_mean == pytest.approx(3.0)
-    heavy = importance_check(np.log(rng.pareto(1.25, size=20000) + 1))
-    assert heavy.pareto_k == pytest.approx(0.8, abs=0.15)
+    """Of one latent value with variance s under q and p under the truth: the tail has 1 - s / p."""
+    X, y, kernel = np.zeros((2, 1)), np.array([0, 1]), ConstantKernel(1.0) * RBF(1.0)
+    for taken_for, shape in ((4.0, -np.inf), (22.0, 1.0 - 9.0 / 45.0)):
+        clf = fixed(kernel, likelihood=Observed(taken_for)).fit(X, y)
+        found = clf.diagnose(n_draws=20_000, random_state=0)
+        assert found.pareto_k == pytest.approx(shape, abs=0.15)
+        assert (found.ess_share == pytest.approx(1.0)) == (taken_for == 4.0)
 
 
 class StopAt:
