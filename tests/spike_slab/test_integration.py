@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
-from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
@@ -18,7 +17,6 @@ from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.spike_slab import _fit as integration
 from sklearn_ep.spike_slab import _runs
-from sklearn_ep.spike_slab._hyperparameters import HyperPrior, Space
 from sklearn_ep.spike_slab._plan import make_plan
 
 EXACT = oracle("spike_slab_integrated")["problems"]
@@ -85,57 +83,13 @@ def test_a_sure_inclusion_is_ridge_regression_with_noise_and_ratio_integrated_ou
     assert abs(np.log(reg.noise_variance_) - exact) < 0.15 * moments(reg)[1][0]
 
 
-# ---------------------------------------------------------------------------- priors, gradients
-
-
-def space(**given):
-    class Model:
-        X = np.zeros((20, 9))
-
-        def mean_square(self, total):
-            return 0.7
-
-    return Space.of(Model(), 20.0, **given)
-
-
-def test_priors_are_normalised_and_flat_where_they_should_be():
-    prior = HyperPrior.of_integral(space(), 9)
-
-    def mass(k):
-        def density(x):
-            h = np.zeros(3)
-            h[k] = x
-            return np.exp(prior.log_density(h) - prior.log_density(np.zeros(3)))
-
-        return quad(density, -60, 60, limit=200)[0] * np.exp(alone(k))
-
-    def alone(k):
-        both = prior.log_density(np.zeros(3))
-        only = HyperPrior(prior.misses, prior.size if k == 1 else None, k == 2)
-        assert k in (1, 2) and np.isfinite(both)
-        return only.log_density(np.zeros(3))
-
-    assert mass(1) == pytest.approx(1.0, abs=1e-6)
-    assert mass(2) == pytest.approx(1.0, abs=1e-6)
-    shift = np.array([1.3, 1.3, 0.0])  # of noise and slab together: units of y
-    h = np.array([-1.0, 0.4, -2.0])
-    assert prior.log_density(h + shift) == pytest.approx(prior.log_density(h), abs=1e-12)
-    assert prior.misses == 3.0 and HyperPrior.of_integral(space(slab=1.0), 9).size is None
-    assert not HyperPrior.of_integral(space(inclusion=0.2), 9).inclusion
+# ---------------------------------------------------------------------------- gradients
 
 
 @pytest.mark.parametrize(
-    "prior", [HyperPrior.of_mode(), HyperPrior(3.0, 0.7), HyperPrior(2.0, 5.0)]
+    "given",
+    [{}, dict(noise_variance=0.2), dict(slab_variance=1.0), dict(hyperparameters="mode")],
 )
-def test_slopes_of_priors_are_their_differences(prior):
-    rng = np.random.default_rng(0)
-    for h in rng.normal(size=(5, 3)) * 3:
-        steps = 1e-5 * np.eye(3)
-        slope = [(prior.log_density(h + e) - prior.log_density(h - e)) / 2e-5 for e in steps]
-        np.testing.assert_allclose(prior.slope(h), slope, atol=1e-8)
-
-
-@pytest.mark.parametrize("given", [{}, dict(noise_variance=0.2), dict(slab_variance=1.0)])
 @pytest.mark.parametrize("groups", [None, np.array([0, 0, 1, 2, 2, 3])])
 def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, monkeypatch):
     monkeypatch.setattr(_runs, "_NEXT", _runs._NEXT._replace(tol=1e-10, sweeps=300))
