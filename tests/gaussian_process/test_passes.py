@@ -1,4 +1,4 @@
-"""Inducing-point structure, row order, step rules and learning of the engine."""
+"""Inducing points: blocks of kernels, fixed points, gradients, streams, against dense algebra."""
 
 import numpy as np
 import pytest
@@ -12,27 +12,16 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep._engine.hyper import Accuracy, Nodes, search_mode
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
-from sklearn_ep._engine.partition import Part, PartMap, split_rows
-from sklearn_ep._engine.row_order import minibatches, other_keys, row_keys
+from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep.gaussian_process._kernels import (
     contract,
     contract_diagonal,
     cross_covariance,
 )
-from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
 from sklearn_ep.gaussian_process.inducing.ep import BinaryProblems, InducingEP, evidence_gradient
-from sklearn_ep.gaussian_process.inducing.learning import Hyperparameters, InducingProblem
-from sklearn_ep.gaussian_process.inducing.values import (
-    InducingGPPosterior,
-    InducingPosterior,
-    InducingPrior,
-    rebase,
-)
-
-RULE = MomentMatching()
+from sklearn_ep.gaussian_process.inducing.values import InducingPrior
 
 
 def toy(n=60, d=3, seed=0):
@@ -42,25 +31,18 @@ def toy(n=60, d=3, seed=0):
     return X, y, rng.randint(1, 4, n).astype(float)
 
 
-def fixed_point(prior, X, y, weight, factor=None, n_problems=1, tol=1e-12):
-    with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [len(X)], None, BinaryProblems(factor or Probit(), RULE, n_problems))
-        options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
-        solution = ep.solve(ep.zero(prior), **options)
-    assert solution.result.converged
-    return solution
+def given(kernel, Z, **kw):
+    """A classifier of given kernel and inducing points whose EP is run to its fixed point."""
+    settled = dict(optimizer=None, tol=1e-11, max_iter=400, max_sweeps=400, jitter=1e-8)
+    return EPGaussianProcessClassifier(
+        kernel, method="sparse", inducing_points=Z, **(settled | dict(random_state=0) | kw)
+    )
 
 
-def one_pass(X, y, weight, model, sites, **how):
-    """Return the sums of a pass over all rows in one partition."""
-    with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [len(X)], None, model.labels)
-        sums, each, _ = ep.one_pass(model, [sites], **how)
-    return sums._replace(sites=each[0].sites, var=each[0].var)
-
-
-def log_evidence(solution):
-    return solution.result.evaluation.record["log_evidence"]
+def fixed_point(kernel, Z, X, y, weight, **kw):
+    clf = given(kernel, Z, **kw).fit(X, y, sample_weight=weight)
+    assert clf.converged_
+    return clf
 
 
 KERNELS = [
@@ -100,37 +82,60 @@ def test_distances_by_products_agree_with_differences():
     )
 
 
-@pytest.mark.parametrize("m", [5, 20])
-def test_blocks_do_not_matter(monkeypatch, m):
-    X, y, w = toy(101)
-    prior = InducingPrior(KERNELS[0], X[:m], 1e-6)
-    whole = fixed_point(prior, X, y, w)
-    monkeypatch.setattr(inducing_ep, "block_rows", lambda m: 13)
-    cut = fixed_point(prior, X, y, w)
-    np.testing.assert_allclose(log_evidence(cut), log_evidence(whole), rtol=1e-12)
+@pytest.mark.parametrize("m", [20, 200])
+def test_blocks_do_not_matter(m):
+    """200 points take the rows in three blocks, parts of them in one each."""
+    X, y, w = toy(1101)
+    settled = dict(tol=1e-9, jitter=1e-6)
+    whole = fixed_point(KERNELS[0], X[:m], X, y, w, **settled)
+    cut = fixed_point(KERNELS[0], X[:m], X, y, w, n_partitions=11, **settled)
+    np.testing.assert_allclose(cut.log_evidence_, whole.log_evidence_, rtol=1e-12)
+    np.testing.assert_allclose(cut.inducing_mean_, whole.inducing_mean_, atol=1e-9)
 
 
-def test_marginals_against_the_textbook():
-    """Mean and variance of t against dense algebra in the space of the inducing values."""
+@pytest.mark.parametrize("likelihood", ["probit", LabelNoise(0.1)], ids=["probit", "wrong labels"])
+def test_marginals_against_the_textbook(likelihood):
+    """Against dense algebra in the space of the inducing values, with sites of either sign."""
     X, y, w = toy()
+    y[np.argmax(X[:, 1])] ^= 1
     kernel, Z = KERNELS[0], X[:9] + 0.05
-    prior = InducingPrior(kernel, Z, 1e-8)
-    solution = fixed_point(prior, X, y, w)
-    nu, mu = solution.state.sites[0][0]
+    clf = fixed_point(kernel, Z, X, y, w, likelihood=likelihood, tol=1e-9)
+    nu, mu = clf.site_precision_, clf.site_shift_
+    assert (nu.min() < 0) == (likelihood != "probit")
     Kzz = kernel(Z) + 1e-8 * 3.0 * np.eye(9)
     V = np.linalg.solve(Kzz, kernel(Z, X)).T
     Sigma = np.linalg.inv(np.linalg.inv(Kzz) + (V * (w * nu)[:, None]).T @ V)
     mean = Sigma @ V.T @ (w * mu)
-    posterior = InducingGPPosterior(prior, solution.model.posteriors[0], Probit())
-    np.testing.assert_allclose(posterior.inducing_mean, mean, atol=1e-6)
-    np.testing.assert_allclose(posterior.inducing_cov, Sigma, atol=1e-6)
+    np.testing.assert_allclose(clf.inducing_mean_, mean, atol=1e-6)
+    np.testing.assert_allclose(clf.inducing_cov_, Sigma, atol=1e-6)
     Xs = np.random.RandomState(3).randn(20, 3)
     Vs = np.linalg.solve(Kzz, kernel(Z, Xs)).T
-    m, v = posterior.latent(Xs)
+    m, v = clf.latent_mean_and_variance(Xs)
     np.testing.assert_allclose(m, Vs @ mean, atol=1e-6)
     own = kernel.diag(Xs) - np.einsum("ij,ij->i", Vs, kernel(Xs, Z))
     np.testing.assert_allclose(v, own + np.einsum("ij,jk,ik->i", Vs, Sigma, Vs), atol=1e-6)
-    np.testing.assert_allclose(np.diagonal(posterior.covariance(Xs, Xs)), v, rtol=1e-8)
+    np.testing.assert_allclose(np.diagonal(clf.latent_covariance(Xs)), v, rtol=1e-8)
+
+
+# ---------------------------------------------------------------------------- passes
+
+
+def settled(prior, X, y, weight, n_problems=1, tol=1e-12):
+    """Return EP's state and model at a fixed point of all rows, with its log evidence."""
+    with PartMap([Part(X, y, weight)]) as run:
+        ep = InducingEP(run, [len(X)], None, BinaryProblems(Probit(), MomentMatching(), n_problems))
+        options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
+        result, state, model = ep.solve(ep.zero(prior), **options)
+    assert result.converged
+    return state, model, result.evaluation.record["log_evidence"]
+
+
+def one_pass(X, y, weight, model, sites, **how):
+    """Return the sums of a pass over all rows in one partition."""
+    with PartMap([Part(X, y, weight)]) as run:
+        ep = InducingEP(run, [len(X)], None, model.labels)
+        sums, each, _ = ep.one_pass(model, [sites], **how)
+    return sums._replace(sites=each[0].sites, var=each[0].var)
 
 
 @pytest.mark.parametrize("form", ["fresh", "stored"])
@@ -149,11 +154,11 @@ def test_gradient_of_the_evidence(kernel, form):
     inputs = "Rational" not in str(kernel)
 
     def value(k, Z):
-        return log_evidence(fixed_point(InducingPrior(k, Z, 1e-8), X, y, w))
+        return settled(InducingPrior(k, Z, 1e-8), X, y, w)[2]
 
-    solution = fixed_point(InducingPrior(kernel, Z, 1e-8), X, y, w)
-    sums = one_pass(X, y, w, solution.model, solution.state.sites[0], gradient=form, inputs=inputs)
-    theta, towards = evidence_gradient(solution.model, sums, form == "fresh", inputs)
+    state, model, _ = settled(InducingPrior(kernel, Z, 1e-8), X, y, w)
+    sums = one_pass(X, y, w, model, state.sites[0], gradient=form, inputs=inputs)
+    theta, towards = evidence_gradient(model, sums, form == "fresh", inputs)
     h = 1e-4
     for j, unit in enumerate(np.eye(len(kernel.theta))):
         up, down = (value(kernel.clone_with_theta(kernel.theta + s * unit), Z) for s in (h, -h))
@@ -166,198 +171,17 @@ def test_gradient_of_the_evidence(kernel, form):
             np.testing.assert_allclose(towards[i, k], difference, atol=1e-6)
 
 
-def test_classes_share_passes_without_changing_each_other():
-    X, y, w = toy()
-    y = y + (X[:, 2] > 0.8)
-    prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
-    together = fixed_point(prior, X, y, w, n_problems=3)
-    alone = [fixed_point(prior, X, (y == k).astype(int), w) for k in range(3)]
-    total = sum(log_evidence(a) for a in alone)
-    np.testing.assert_allclose(log_evidence(together), total, rtol=1e-10)
-    for c, a in enumerate(alone):
-        ours, theirs = together.model.posteriors[c], a.model.posteriors[0]
-        np.testing.assert_allclose(ours.mean, theirs.mean, atol=1e-9)
-
-
-def test_sites_of_either_sign():
-    """Label noise makes negative precisions; the fixed point is that of full inducing = dense."""
-    X, y, _ = toy(40)
-    y[np.argmax(X[:, 1])] ^= 1
-    solution = fixed_point(
-        InducingPrior(KERNELS[0], X[:15], 1e-6), X, y, np.ones(40), LabelNoise(0.1), tol=1e-9
-    )
-    precision = solution.state.sites[0][0, 0]
-    assert precision.min() < 0
-    with PartMap([Part(X, y, np.ones(40))]) as run:
-        ep = InducingEP(run, [40], None, BinaryProblems(LabelNoise(0.1), RULE))
-        fresh = ep.restate(solution.state.prior, solution.state.sites)
-    np.testing.assert_allclose(fresh.gram, solution.state.gram, atol=1e-9)
-
-
 def test_stale_sites_have_a_guard():
     """A cavity that a change of the kernel made improper becomes the marginal for one pass."""
     X, y, w = toy()
     sites = np.stack([np.full(60, 50.0), np.full(60, 5.0)])[None]
-    prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
-    model = fixed_point(prior, X, y, w, tol=10.0).model
-    model.posteriors = [InducingPosterior(np.zeros((10, 10)), np.zeros(10))]
+    with PartMap([Part(X, y, w)]) as run:
+        ep = InducingEP(run, [60], None, BinaryProblems(Probit(), MomentMatching()))
+        model = ep.model(ep.zero(InducingPrior(KERNELS[0], X[:10], 1e-6)))
     sums = one_pass(X, y, w, model, sites, gradient="fresh", inputs=True)
     assert np.all(sums.sites[:, 0] > 0)
     theta, towards = evidence_gradient(model, sums, True, True)
     assert np.all(np.isfinite(theta)) and np.all(np.isfinite(towards))
-
-
-def test_partitions_add_up():
-    X, y, w = toy(200)
-    prior = InducingPrior(KERNELS[0], X[:12], 1e-6)
-    results = []
-    for n_parts in (1, 3, 7):
-        parts = [Part(X[s], y[s], w[s]) for s in split_rows(200, n_parts)]
-        with PartMap(parts) as run:
-            sizes = [len(p.arrays[0]) for p in parts]
-            ep = InducingEP(run, sizes, None, BinaryProblems(Probit(), RULE))
-            model = ep.model(ep.zero(prior))
-            sums, _, _ = ep.one_pass(model, ep.zero(prior).sites, gradient="fresh", inputs=True)
-        results.append(sums)
-    for other in results[1:]:
-        for a, b in zip(results[0][2:9], other[2:9], strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-11)
-
-
-def test_rebase_keeps_the_sites():
-    X, y, w = toy()
-    old = InducingPrior(KERNELS[0], X[:10], 1e-6)
-    state = fixed_point(old, X, y, w).state
-    new = InducingPrior(KERNELS[1], X[:10], 1e-6)
-    gram, shift = rebase(state.gram, state.shift, old, new)
-    back = rebase(gram, shift, new, old)
-    np.testing.assert_allclose(back[0], state.gram, atol=1e-8)
-    np.testing.assert_allclose(back[1], state.shift, atol=1e-8)
-    in_u = old.inverse.T @ state.gram[0] @ old.inverse
-    np.testing.assert_allclose(new.inverse.T @ gram[0] @ new.inverse, in_u, rtol=1e-6, atol=1e-8)
-
-
-def test_average_site_nears_the_sites_of_all_rows():
-    rng = np.random.RandomState(0)
-    X = rng.randn(1500, 2)
-    y = (np.sin(2 * X[:, 0]) + X[:, 1] + rng.randn(1500) > 0).astype(int)
-    prior = InducingPrior(ConstantKernel(3.0) * RBF(1.5), X[:15], 1e-6)
-    options = dict(tol=1e-8, max_iter=300, damping=0.7, accelerate=True)
-    with PartMap([Part(X, y, np.ones(1500))]) as run:
-        each, average = (
-            ep.solve(ep.zero(prior), **options)
-            for ep in (
-                InducingEP(run, [1500], None, BinaryProblems(Probit(), RULE, 1, copies))
-                for copies in (None, 1500.0)
-            )
-        )
-    assert average.state.sites is None and average.result.converged
-    mean, var = InducingGPPosterior(prior, each.model.posteriors[0], Probit()).latent(X[:100])
-    near = InducingGPPosterior(prior, average.model.posteriors[0], Probit()).latent(X[:100])
-    assert np.max(np.abs(near[0] - mean) / np.sqrt(var)) < 0.01
-    assert abs(log_evidence(average) - log_evidence(each)) < 0.5
-
-
-def test_quasi_newton_ends_where_the_gradient_vanishes():
-    X, y, w = toy(50, 2)
-    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2))
-    hyper = Hyperparameters(kernel, X[:5], np.ones(2), 1e-6, True, True)
-    with PartMap([Part(X, y, w)]) as run:
-        ep = InducingEP(run, [50], None, BinaryProblems(Probit(), RULE))
-        state = ep.zero(hyper.prior(hyper.start))
-        options = dict(tol=1e-8, max_iter=100, damping=0.7, accelerate=True)
-        evaluate = Nodes(InducingProblem(ep, hyper, state, options), hyper).evaluate
-        first = evaluate(hyper.start, None).log_evidence
-        fine = Accuracy(1e-12, 1e-4)
-        mode, _ = search_mode(evaluate, hyper.start, hyper.bounds, fine, max_iter=300)
-    assert mode.log_evidence > first + 1.0
-    inside = (mode.phi > hyper.bounds[:, 0]) & (mode.phi < hyper.bounds[:, 1])
-    assert np.max(np.abs(mode.gradient[inside])) < 1e-2
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [*KERNELS, RBF([1.0, 2.0, 0.5]) * ConstantKernel(3.0), RBF(0.7) + WhiteKernel(0.1)],
-    ids=str,
-)
-def test_kernel_at_theta(kernel):
-    before, theta = str(kernel), kernel.theta + np.linspace(-1.0, 1.0, kernel.n_dims)
-    X, y, _ = toy(12)
-    est = EPGaussianProcessClassifier(kernel, method="dense", optimizer=None).fit(X, y)
-    est.log_marginal_likelihood(theta, clone_kernel=False)
-    ours, theirs = est.kernel_, kernel.clone_with_theta(theta)
-    assert str(kernel) == before and ours == theirs and type(ours) is type(theirs)
-    np.testing.assert_array_equal(ours.theta, theirs.theta)
-    np.testing.assert_array_equal(ours(X), theirs(X))
-
-
-def test_slope_coordinates_round_trip():
-    kernel = ConstantKernel(4.0, (1e-3, 1e3)) * RBF([2.0, 3.0], (1e-2, 1e2))
-    hyper = Hyperparameters(kernel, np.zeros((3, 2)), np.ones(2), 1e-6, True, False, True)
-    np.testing.assert_allclose(hyper.theta(hyper.start), kernel.theta)
-    np.testing.assert_allclose(np.exp(hyper.start), [2.0, 1.0, 2.0 / 3.0])
-    beyond = hyper.clip(hyper.start + np.array([0.0, -50.0, 0.0]))
-    assert np.all(hyper.theta(beyond) <= kernel.bounds[:, 1] + 1e-12)
-
-
-def test_keys_depend_on_content_alone():
-    X = np.random.RandomState(0).randint(0, 4, (500, 6)).astype(float)
-    keys = row_keys(X, 3)
-    order = np.random.RandomState(1).permutation(500)
-    np.testing.assert_array_equal(row_keys(X[order], 3), keys[order])
-    assert len(np.unique(keys)) == len(np.unique(X, axis=0))
-    assert not np.array_equal(np.argsort(row_keys(X, 4)), np.argsort(keys))
-    others = other_keys(keys, 5)
-    assert len(np.unique(others)) == len(np.unique(keys))
-    np.testing.assert_array_equal(other_keys(row_keys(X[order], 3), 5), others[order])
-    assert not np.array_equal(np.argsort(others), np.argsort(other_keys(keys, 6)))
-    np.testing.assert_array_equal(row_keys(np.array([[0.0]]), 0), row_keys(np.array([[-0.0]]), 0))
-
-
-def test_minibatches_are_the_same_for_weights_and_copies():
-    rng = np.random.RandomState(0)
-    X, weight = rng.randn(40, 3), rng.randint(1, 4, 40)
-    spread = np.repeat(np.arange(40), weight)
-    ours = list(minibatches(row_keys(X, 7), weight.astype(float), 10))
-    theirs = list(minibatches(row_keys(X[spread], 7), np.ones(len(spread)), 10))
-    assert len(ours) == len(theirs) > 3
-    for a, b in zip(ours, theirs, strict=True):
-        assert set(a) == set(spread[b])
-    assert sorted(np.concatenate(ours)) == list(range(40))
-
-
-@pytest.mark.parametrize("decoupled", [False, True])
-@pytest.mark.parametrize("kernel", [ConstantKernel(2.0) * RBF([0.5, 1.0, 4.0]), Matern([2.0, 0.3])])
-def test_prior_of_lengths_has_the_gradient_of_its_differences(kernel, decoupled):
-    d = len(kernel.theta) - isinstance(kernel, type(ConstantKernel() * RBF()))
-    settings = dict(learn_kernel=True, learn_inputs=True, decoupled=decoupled, lengths_near=True)
-    hyper = Hyperparameters(kernel, np.zeros((4, d)), np.ones(d), 1e-6, **settings)
-    vector = hyper.start + 0.1
-    steps = 1e-5 * np.eye(len(vector))
-    values = [(hyper.log_prior(vector + s)[0], hyper.log_prior(vector - s)[0]) for s in steps]
-    np.testing.assert_allclose(
-        hyper.log_prior(vector)[1], np.subtract(*np.transpose(values)) / 2e-5, atol=1e-8
-    )
-
-
-def log_prior_of(kernel):
-    """Return the log prior of the parameters of a kernel, with its gradient."""
-    learned = dict(learn_kernel=True, learn_inputs=False, lengths_near=True)
-    return Hyperparameters(kernel, np.zeros((2, 3)), np.ones(3), 1e-6, **learned).log_prior
-
-
-def test_prior_of_lengths_knows_their_ratios_alone():
-    theta, log_prior = (
-        np.log([3.0, 0.5, 1.0, 4.0]),
-        log_prior_of(ConstantKernel() * RBF(np.ones(3))),
-    )
-    value, gradient = log_prior(theta)
-    scaled = log_prior(theta + [2.0, 1.0, 1.0, 1.0])
-    assert scaled[0] == pytest.approx(value) and gradient[0] == 0
-    assert log_prior(np.zeros(4))[0] > value
-    for kernel in (ConstantKernel() * RBF(1.0), RationalQuadratic()):
-        value, gradient = log_prior_of(kernel)(kernel.theta + 0.5)
-        assert value == 0 and not np.any(gradient)
 
 
 SINGLE = {
@@ -376,7 +200,7 @@ def test_passes_in_single_precision_have_the_direction_of_a_step(name, n_problem
     X, y, weight = toy(300)
     X, y = X + (0.0 if shift == 1.0 else shift), y if n_problems == 1 else np.arange(300) % 3
     prior = InducingPrior(kernel, X[::15], 1e-6)
-    model = fixed_point(prior, X, y, weight, n_problems=n_problems, tol=1e-3).model
+    model = settled(prior, X, y, weight, n_problems, tol=1e-3)[1]
     sites = 0.1 + np.random.RandomState(1).rand(n_problems, 2, len(X))
     inputs = name != "general"
     args, how = (X, y, weight, model, sites), dict(gradient="fresh", inputs=inputs)
@@ -390,6 +214,167 @@ def test_passes_in_single_precision_have_the_direction_of_a_step(name, n_problem
 
 
 def test_single_precision_leaves_no_variance_below_its_rounding():
+    X, y, w = toy()
+    posterior = settled(InducingPrior(KERNELS[0], X[:5], 1e-6), X, y, w, tol=1e-3)[1].posteriors[0]
+    sure = type(posterior)(1e12 * np.ones((5, 5)) + 1e9 * np.eye(5), np.zeros(5))
     W = np.random.RandomState(0).randn(40, 5).astype(np.float32)
-    posterior = InducingPosterior(1e12 * np.ones((5, 5)) + 1e9 * np.eye(5), np.zeros(5))
-    assert np.all(posterior.marginals(W)[1] > 0)
+    assert np.all(sure.marginals(W)[1] > 0)
+
+
+# ---------------------------------------------------------------------------- learning, streams
+
+
+def test_classes_share_passes_without_changing_each_other():
+    X, y, w = toy()
+    y = y + (X[:, 2] > 0.8)
+    apart = dict(multi_class="one_vs_rest", tol=1e-10)
+    together = fixed_point(KERNELS[0], X[:10], X, y, w, **apart)
+    alone = [fixed_point(KERNELS[0], X[:10], X, y == k, w, **apart) for k in range(3)]
+    total = sum(a.log_evidence_ for a in alone)
+    np.testing.assert_allclose(together.log_evidence_, total, rtol=1e-10)
+    for ours, a in zip(together.inducing_mean_, alone, strict=True):
+        np.testing.assert_allclose(ours, a.inducing_mean_, atol=1e-8)
+
+
+def of_sites(clf):
+    """Natural parameters of the inducing values without those of their prior."""
+    Z = clf.inducing_points_
+    own = np.linalg.inv(clf.inducing_cov_)
+    variance = clf.kernel_(Z[:1])[0, 0]
+    prior = np.linalg.inv(clf.kernel_(Z) + clf.jitter * variance * np.eye(len(Z)))
+    return own - prior, own @ clf.inducing_mean_
+
+
+@pytest.mark.parametrize("optimizer", [None, "auto"])
+def test_a_stream_keeps_what_older_rows_said(optimizer):
+    """Far rows bring points and move the kernel; the sites of the others stay as they are."""
+    X, y, _ = toy()
+    kernel = ConstantKernel(3.0, (1.0, 9.0)) * RBF(1.5, (0.5, 5.0))
+    clf = given(kernel, None, n_inducing=12, tol=1e-6, jitter=1e-6)
+    clf.partial_fit(X[:8], y[:8], classes=[0, 1])
+    gram, shift = of_sites(clf)
+    points = clf.inducing_points_
+    clf.set_params(optimizer=optimizer).partial_fit(X[8:12] + 1e3, y[8:12])
+    assert (clf.kernel_ == kernel) == (optimizer is None) and len(clf.inducing_points_) == 12
+    np.testing.assert_array_equal(clf.inducing_points_[:8], points)
+    more, further = of_sites(clf)
+    size = np.abs(gram).max()
+    np.testing.assert_allclose(more[:8, :8], gram, atol=1e-5 * size)
+    np.testing.assert_allclose(further[:8], shift, atol=1e-5 * np.abs(shift).max())
+    assert np.abs(more[8:, :8]).max() < 1e-5 * size
+
+
+def test_average_site_nears_the_sites_of_all_rows():
+    rng = np.random.RandomState(0)
+    X = rng.randn(1500, 2)
+    y = (np.sin(2 * X[:, 0]) + X[:, 1] + rng.randn(1500) > 0).astype(int)
+    kernel, rows = ConstantKernel(3.0) * RBF(1.5), np.ones(1500)
+    each, average = (
+        fixed_point(kernel, X[:15], X, y, rows, site_memory=memory, tol=1e-8, jitter=1e-6)
+        for memory in ("scalars", "average")
+    )
+    assert not hasattr(average, "site_precision_")
+    (mean, var), near = each.latent_mean_and_variance(X[:100]), average.decision_function(X[:100])
+    assert np.max(np.abs(near - mean) / np.sqrt(var)) < 0.01
+    assert abs(average.log_evidence_ - each.log_evidence_) < 0.5
+
+
+def slopes_at(kernel, Z, X, y, w, h=1e-4):
+    """Differences of the log evidence in theta, and in two coordinates of the points."""
+
+    def value(theta, Z):
+        at = kernel.clone_with_theta(theta)
+        return fixed_point(at, Z, X, y, w, tol=1e-9, jitter=1e-6).log_evidence_
+
+    of_theta = [
+        value(kernel.theta + e, Z) - value(kernel.theta - e, Z) for e in h * np.eye(kernel.n_dims)
+    ]
+    of_points = []
+    for i, k in ((2, 0), (5, 1)):
+        step = np.zeros_like(Z)
+        step[i, k] = h
+        of_points.append(value(kernel.theta, Z + step) - value(kernel.theta, Z - step))
+    return np.array(of_theta) / (2 * h), np.array(of_points) / (2 * h)
+
+
+def learned_from(kernel, X, y, w, **kw):
+    settings = dict(optimizer="fmin_l_bfgs_b", max_iter=300, tol=1e-6, jitter=1e-6)
+    return given(kernel, X[:8] + 0.05, **settings | kw).fit(X, y, sample_weight=w)
+
+
+def test_quasi_newton_ends_where_differences_vanish():
+    X, y, w = toy()
+    kernel = ConstantKernel(1.0) * RBF(2.5)
+    learned = learned_from(kernel, X, y, w, learn_inducing=True, hyperparameters="mode")
+    first = slopes_at(kernel, X[:8] + 0.05, X, y, w)
+    last = slopes_at(learned.kernel_, learned.inducing_points_, X, y, w)
+    for a, b in zip(first, last, strict=True):
+        assert np.linalg.norm(b) < 0.02 * np.linalg.norm(a)
+
+
+def log_prior_slopes(theta):
+    """Of a multivariate t of four degrees of freedom of the logs of lengths less their mean."""
+    apart = theta[1:] - theta[1:].mean()
+    n = 4.0 + len(apart)
+    return np.r_[0.0, -n * apart / (4.0 * 0.75**2 + apart @ apart)]
+
+
+@pytest.mark.parametrize("optimizer", ["fmin_l_bfgs_b", "adam"])
+def test_learned_lengths_balance_evidence_and_prior(optimizer):
+    """In theta itself, and in the coordinates of steps, where lengths are a ratio."""
+    X, y, w = toy()
+    kernel = ConstantKernel(9.0, "fixed") * RBF([1.0, 1.0, 1.0])
+    learned = learned_from(kernel, X, y, w, learn_inducing=False, optimizer=optimizer)
+    theta = learned.kernel_.theta
+    slopes = learned.log_marginal_likelihood(theta, eval_gradient=True)[1]
+    prior = log_prior_slopes(np.r_[0.0, theta])[1:]
+    assert np.linalg.norm(prior) > 0.5
+    np.testing.assert_allclose(slopes, -prior, atol=0.05)
+    mode = learned_from(kernel, X, y, w, learn_inducing=False, hyperparameters="mode")
+    assert np.ptp(mode.kernel_.theta) > np.ptp(theta) + 0.1
+
+
+@pytest.mark.filterwarnings("ignore:The optimal value found")
+@pytest.mark.parametrize("optimizer", ["fmin_l_bfgs_b", "adam"])
+def test_learned_parameters_keep_their_bounds(optimizer):
+    X, y, w = toy()
+    kernel = ConstantKernel(4.0, (3.0, 5.0)) * RBF([2.0, 3.0, 2.0], (1.5, 4.0))
+    learned = learned_from(kernel, X, y, w, learn_inducing=False, optimizer=optimizer)
+    theta, (low, high) = learned.kernel_.theta, kernel.bounds.T
+    assert np.all(theta >= low - 1e-12) and np.all(theta <= high + 1e-12)
+    assert np.any(np.isclose(theta, low) | np.isclose(theta, high))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [*KERNELS, RBF([1.0, 2.0, 0.5]) * ConstantKernel(3.0), RBF(0.7) + WhiteKernel(0.1)],
+    ids=str,
+)
+def test_kernel_at_theta(kernel):
+    before, theta = str(kernel), kernel.theta + np.linspace(-1.0, 1.0, kernel.n_dims)
+    X, y, _ = toy(12)
+    est = EPGaussianProcessClassifier(kernel, method="dense", optimizer=None).fit(X, y)
+    est.log_marginal_likelihood(theta, clone_kernel=False)
+    ours, theirs = est.kernel_, kernel.clone_with_theta(theta)
+    assert str(kernel) == before and ours == theirs and type(ours) is type(theirs)
+    np.testing.assert_array_equal(ours.theta, theirs.theta)
+    np.testing.assert_array_equal(ours(X), theirs(X))
+
+
+@pytest.mark.parametrize("memory", ["scalars", "average"])
+def test_minibatches_depend_on_the_content_of_rows_alone(memory):
+    """Not on their order nor the sign of a zero; another seed gives other ones."""
+    X = np.random.RandomState(0).randint(0, 4, (120, 3)).astype(float)
+    y = (X[:, 0] + X[:, 1] > 3).astype(int)
+    order = np.random.RandomState(1).permutation(120)
+    kernel, Z = ConstantKernel(2.0) * RBF(1.5), np.unique(X, axis=0)[::6]
+    how = dict(optimizer="adam", batch_size=20, site_memory=memory, learn_inducing=False)
+    how |= dict(max_iter=2, max_sweeps=300, tol=1e-6)
+
+    def learned(X, y, seed=0):
+        return given(kernel, Z, **how | dict(random_state=seed)).fit(X, y).kernel_.theta
+
+    first = learned(X, y)
+    np.testing.assert_allclose(learned(X[order], y[order]), first, atol=1e-9)
+    np.testing.assert_array_equal(learned(np.where(X == 0, -0.0, X), y), first)
+    assert np.abs(learned(X, y, 1) - first).max() > 1e-3
