@@ -17,6 +17,8 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
+from sklearn.gaussian_process.kernels import RBF
+
 from sklearn_ep import (
     ConvexVariationalLogistic,
     ConvexVariationalRegressor,
@@ -26,7 +28,7 @@ from sklearn_ep import (
     SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
-from sklearn_ep._estimator.fitting import restore_on_error
+from sklearn_ep._engine.likelihoods import Probit
 
 sklearn_callback = pytest.importorskip("sklearn.callback")
 
@@ -338,11 +340,11 @@ def test_weights_that_cannot_be_are_named(estimator, far, near, match):
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("error", [FloatingPointError, np.linalg.LinAlgError])
 def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name, error):
-    class Failing:
-        @restore_on_error
-        def fit(self, X, y, sample_weight=None):
+    class Failing(Probit):
+        def tilted(self, y, mean, var):
             raise error("overflow")
 
+    clf = EPGaussianProcessClassifier(RBF(1.0), likelihood=Failing(), optimizer=None)
     X, y = data()
     even, far = np.ones(len(X)), np.where(y > 0, 1.0, 1e9)
     for rows, weight, match in (
@@ -352,11 +354,11 @@ def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name, 
         (X * [1.0, 1e8, 1.0], None, "columns of X are very large, differ in size"),
         (X + 1e9, even, "far from zero for their spread: standardise"),
     ):
-        with pytest.raises(ValueError, match=f"Failing: overflow.*{match}"):
+        with pytest.raises(ValueError, match=f"Classifier: overflow.*{match}"):
             if by_name:
-                Failing().fit(X=rows, y=y, sample_weight=weight)
+                clf.fit(X=rows, y=y, sample_weight=weight)
             else:
-                Failing().fit(rows, y, weight)
+                clf.fit(rows, y, weight)
 
 
 WAYS = {

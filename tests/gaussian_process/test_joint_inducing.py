@@ -1,5 +1,7 @@
 """Several classes jointly through inducing points: partitions, minibatches, streams, learning."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -11,7 +13,7 @@ from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 from sklearn_ep.gaussian_process.inducing.classes import JointLabels
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
-from sklearn_ep.gaussian_process.inducing.values import InducingPrior, grown, rebase
+from sklearn_ep.gaussian_process.inducing.values import InducingPrior
 
 KERNEL = ConstantKernel(3.0) * RBF(1.2)
 PROBIT = CLASS_LIKELIHOODS["probit"]
@@ -176,29 +178,34 @@ def test_pulls_are_slopes_of_the_tilted_mass_in_the_row():
     np.testing.assert_allclose(found, slopes, atol=1e-7)
 
 
-def test_sums_follow_the_points_and_the_kernel():
+def test_sums_follow_the_kernel():
     X, y = toy()
     sums = joint().fit(X, y)._fitted.runs[0].state
-    old = sums.prior
-    other = InducingPrior(ConstantKernel(2.0) * RBF([0.9, 1.4]), old.Z, 1e-6)
-    gram, shift = rebase(sums.gram, sums.shift, old, other)
-    wider = InducingPrior(KERNEL, np.vstack([old.Z, X[60:64]]), 1e-6)
-    more, further = grown(sums.gram, sums.shift, old, wider)
+    other = InducingPrior(ConstantKernel(2.0) * RBF([0.9, 1.4]), sums.prior.Z, 1e-6)
+    kept = replace(sums, sites=None)
+    moved = InducingEP(None, [90], None, JointLabels(PROBIT, 3)).moved(kept, other)
 
-    def of_values(prior, gram, shift):
+    def of_values(state):
         """The natural parameters of all inducing values themselves."""
-        back = np.kron(np.eye(3), prior.inverse)
-        return back.T @ gram[0] @ back, shift[0] @ back
+        back = np.kron(np.eye(3), state.prior.inverse)
+        return back.T @ state.gram[0] @ back, state.shift[0] @ back
 
-    want = of_values(old, sums.gram, sums.shift)
-    for got, known in zip(of_values(other, gram, shift), want, strict=True):
+    for got, known in zip(of_values(moved), of_values(kept), strict=True):
         np.testing.assert_allclose(got, known, rtol=1e-6, atol=1e-6 * np.abs(known).max())
-    kept = (np.arange(48).reshape(3, 16)[:, :12]).ravel()
-    matrix, vector = of_values(wider, more, further)
-    size = np.abs(want[0]).max()
-    np.testing.assert_allclose(matrix[np.ix_(kept, kept)], want[0], atol=1e-6 * size)
-    np.testing.assert_allclose(vector[kept], want[1], atol=1e-6 * np.abs(want[1]).max())
-    assert np.abs(np.delete(matrix, kept, 0)).max() < 1e-6 * size
+
+
+def test_sums_of_a_stream_follow_its_points():
+    """Far rows bring points; all that is known of the older ones stays as it is."""
+    X, y = toy()
+    clf = joint(inducing_points=None, n_inducing=16)
+    clf.partial_fit(X[:12], y[:12], classes=[0, 1, 2])
+    mean, cov, asked = clf.inducing_mean_, clf.inducing_cov_, clf.predict_proba(X)
+    clf.partial_fit(X[12:16] + 1e3, y[12:16])
+    assert clf.inducing_mean_.shape == (3, 16) and mean.shape == (3, 12)
+    np.testing.assert_allclose(clf.inducing_mean_[:, :12], mean, atol=1e-6)
+    np.testing.assert_allclose(clf.inducing_cov_[:, :12, :12], cov, atol=1e-6)
+    assert np.abs(clf.inducing_cov_[:, 12:, :12]).max() < 1e-6
+    np.testing.assert_allclose(clf.predict_proba(X), asked, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["auto", "fmin_l_bfgs_b"])

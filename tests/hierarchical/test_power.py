@@ -9,7 +9,7 @@ from sklearn.model_selection import GridSearchCV
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine.likelihoods import Logit
-from sklearn_ep._engine.rules import rule_of_power
+from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical.partitions import part
 
@@ -29,7 +29,8 @@ def by_sums(u, sign, mean, var):
 
 def tilted(u, sign, mean, var):
     """log Z of the power, gradient and negative curvature, by the rule on rows without sites."""
-    found = rule_of_power(u)(Logit(), sign, Sites.zero(len(mean)), mean, var)
+    rule = MomentMatching() if u == 1.0 else Power(u)
+    found = rule(Logit(), sign, Sites.zero(len(mean)), mean, var)
     g = u * found.gradient
     return u * found.log_term, g, g**2 - 2.0 * u * found.noise_slope
 
