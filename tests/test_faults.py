@@ -16,7 +16,6 @@ import scipy.sparse as sp
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-
 from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep import (
