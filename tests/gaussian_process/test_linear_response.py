@@ -2,62 +2,95 @@
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF
 
-from sklearn_ep._engine.contracts import WholeEP
-from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit
-from sklearn_ep._engine.rules import MomentMatching, Power
-from sklearn_ep._engine.sites import Sites, cavity
-from sklearn_ep.gaussian_process._dense_gp import DenseGP
-from sklearn_ep.gaussian_process._response import response, tilted_shape
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
+
+KERNEL = 4.0 * RBF(1.0)
 
 
-class Pushed(DenseGP):
-    """A Gaussian process prior times exp(push' f)."""
+class Pushed(Factor):
+    """A factor of each row times exp(push_i f_i); of other rows the factor itself."""
 
-    def __init__(self, K, push):
-        super().__init__(K)
-        self.push = push
+    def __init__(self, factor, push):
+        self.factor, self.push, self.log_concave = factor, push, factor.log_concave
 
-    def posterior(self, precision, shift):
-        return super().posterior(precision, shift + self.push)
+    def log_prob(self, y, f):
+        return self.factor.log_prob(y, f)
+
+    def powered(self, exponent):
+        return Pushed(self.factor.powered(exponent), exponent * self.push)
+
+    def tilted(self, y, mean, var):
+        if np.shape(y) != self.push.shape:
+            return self.factor.tilted(y, mean, var)
+        found = self.factor.tilted(y, mean + var * self.push, var)
+        log_z = found.log_z + self.push * mean + 0.5 * self.push**2 * var
+        return found._replace(log_z=log_z, gradient=found.gradient + self.push)
 
 
-def settled(K, push, factor, y, weight, rule, x=None):
-    ep = WholeEP(Pushed(K, push), factor, y, weight, rule)
-    x = np.zeros((2, len(y))) if x is None else x
-    result = ep.solve(x, tol=1e-12, max_iter=500, damping=0.5, accelerate=False)
-    assert result.converged
-    return result.x, result.evaluation.payload[0]
+def rows(n=9, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 1))
+    return X, (rng.normal(size=n) + X[:, 0] > 0).astype(int), rng.uniform(0.5, 3.0, n)
+
+
+def fitted(factor, X, y, weight, **kw):
+    settled = dict(optimizer=None, acceleration=None, tol=1e-11, max_iter=900, max_sweeps=900)
+    clf = EPGaussianProcessClassifier(**(dict(kernel=KERNEL, likelihood=factor) | settled | kw))
+    return clf.fit(X, y, sample_weight=weight)
 
 
 @pytest.mark.parametrize("factor", [Probit(), Logit(), LabelNoise(0.15)])
 @pytest.mark.parametrize("power", [1.0, 0.5])
 @pytest.mark.parametrize("copies", [False, True])
-def test_response_is_the_derivative_of_the_fixed_point(factor, power, copies):
-    rng, n, eps = np.random.default_rng(0), 9, 1e-4
-    X = rng.normal(size=(n, 1))
-    K = (4.0 * RBF(1.0))(X) + 1e-8 * np.eye(n)
-    y = np.where(rng.normal(size=n) + X[:, 0] > 0, 1.0, -1.0)
-    weight = rng.uniform(0.5, 3.0, n) if copies else np.ones(n)
-    args = factor, y, weight, MomentMatching() if power == 1 else Power(power)
-    x, state = settled(K, np.zeros(n), *args)
-    cov = np.linalg.inv(np.linalg.inv(K) + np.diag(weight * x[0]))
-    cav = cavity(Sites(*x), state.mean, state.var, power)
-    N = response(cov, weight / power, *tilted_shape(factor.powered(power), y, cav))
-    push = rng.normal(size=n)
-    ends = [settled(K, sign * eps * push, *args, x)[1].mean for sign in (1.0, -1.0)]
-    moved = (ends[0] - ends[1]) / (2.0 * eps)
-    assert np.abs(moved - cov @ push).max() > 0.01
-    np.testing.assert_allclose(moved, (cov + cov @ N @ cov) @ push, atol=2e-4)
+def test_corrected_variances_are_derivatives_of_the_fixed_point(factor, power, copies):
+    X, y, weight = rows()
+    weight, eps = weight if copies else np.ones(9), 1e-4
+    clf = fitted(factor, X, y, weight, power=power)
+    plain, corrected = (clf.latent_mean_and_variance(X, corrected=c)[1] for c in (False, True))
+    some, moved = [0, 3, 5, 8], []
+    for i in some:
+        push = eps * (np.arange(9) == i) / weight
+        ends = [fitted(Pushed(factor, s * push), X, y, weight, power=power) for s in (1.0, -1.0)]
+        high, low = (end.decision_function(X[[i]])[0] for end in ends)
+        moved.append((high - low) / (2.0 * eps))
+    assert np.abs(moved - plain[some]).max() > 0.01
+    np.testing.assert_allclose(corrected[some], moved, atol=2e-4)
+
+
+class Gaussian(Factor):
+    """A Gaussian of precision 2 about the label."""
+
+    log_concave = True
+
+    def log_prob(self, y, f):
+        return -((y - f) ** 2)
+
+    def tilted(self, y, mean, var):
+        wide, apart = var + 0.5, (y - mean) / (var + 0.5)
+        log_z = -0.5 * (np.log(2.0 * wide) + (y - mean) * apart)
+        return (
+            Probit()
+            .tilted(y, mean, var)
+            ._replace(log_z=log_z, gradient=apart, curvature=1.0 / wide)
+        )
 
 
 def test_gaussian_factors_leave_nothing_to_correct():
-    cov = RBF(1.0)(np.arange(4.0)[:, None])
-    assert not np.any(response(cov, np.ones(4), np.zeros(4), np.zeros(4)))
+    X, y, weight = rows()
+    clf = fitted(Gaussian(), X, y, weight)
+    plain, corrected = (clf.latent_mean_and_variance(X, corrected=c)[1] for c in (False, True))
+    np.testing.assert_allclose(corrected, plain, rtol=1e-9)
 
 
 def test_a_response_without_bound_is_no_covariance():
-    with pytest.raises(ImproperPosterior):
-        response(np.array([[1.0, 0.9], [0.9, 1.0]]), np.ones(2), np.full(2, 1.5), np.full(2, 2.25))
+    """Sites that are far from a fixed point answer some pushes without end."""
+    X, y, weight = rows(20)
+    with pytest.warns(ConvergenceWarning):
+        clf = fitted(LabelNoise(0.01), X, 1 - y, weight, max_iter=2, kernel=400.0 * RBF(1.0))
+    with pytest.warns(UserWarning, match="no stable fixed point"):
+        corrected = clf.latent_mean_and_variance(X, corrected=True)[1]
+    np.testing.assert_array_equal(corrected, clf.latent_mean_and_variance(X)[1])
