@@ -1,6 +1,5 @@
 """ConvexVariationalLogistic from partitions: optima, equality over cuts, workers and caches."""
 
-import collections
 import functools
 import gc
 import os
@@ -20,8 +19,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
-from sklearn_ep.convex._rows import row_signs
+from sklearn_ep._engine.partition import PartMap, PartMemory
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
@@ -121,7 +119,12 @@ def test_calibrated_parts_are_near_the_exact_fit_whatever_the_cut():
     exact = plain_logistic(4.0, variance="exact", **TIGHT).fit(X, y)
     five = plain_logistic(4.0, **kw).fit(cut(X, y, 5))
     two = plain_logistic(4.0, **kw).fit(cut(X, y, 2))
-    assert far(two, five) < 1e-4
+    # the random signs that variances are sampled by belong to rows, and to the seed
+    assert (
+        far(two, five)
+        < 1e-4
+        < 10 * far(two, plain_logistic(4.0, **kw | dict(random_state=1)).fit(cut(X, y, 2)))
+    )
     (m, v), (me, ve) = (e.latent_mean_and_variance(new) for e in (five, exact))
     assert np.sqrt(np.mean((v / ve - 1) ** 2)) < 0.08
     assert np.linalg.norm(m - me) < 0.02 * np.linalg.norm(me)
@@ -162,23 +165,7 @@ def test_calibrated_parts_learn_priors_and_start_warm():
     assert warm.fit(cut(X, y, 2)).n_passes_ < first
 
 
-def test_signs_belong_to_rows_and_are_random():
-    whole = row_signs(0, 1000, slice(0, 8), 7)
-    np.testing.assert_array_equal(whole[400:], row_signs(400, 600, slice(0, 8), 7))
-    np.testing.assert_array_equal(whole[:, 4:], row_signs(0, 1000, slice(4, 8), 7))
-    assert set(whole.ravel()) == {-1.0, 1.0} and abs(whole.mean()) < 0.04
-    gram = whole.T @ whole / 1000
-    assert np.max(np.abs(gram - np.eye(8))) < 0.12
-    assert abs(np.mean(whole[1:] * whole[:-1])) < 0.04
-    assert 0.4 < np.mean(whole != row_signs(0, 1000, slice(0, 8), 8)) < 0.6
-
-
-def test_sums_and_memory_of_parts():
-    sums = collections.namedtuple("sums", ["value", "gram"])
-    a, b = (sums(v, np.full((2, 2), v)) for v in (1.0, 2.0))
-    total = add_up([a, b])
-    assert total.value == 3.0 and np.all(total.gram == 3.0)
-    assert a.value == 1.0 and np.all(a.gram == 1.0)
+def test_memory_of_parts():
     memory = PartMemory(10)
     memory.keep("old", 0, "x", 6)
     memory.keep("new", 0, "y", 6)  # what another fit has left gives way

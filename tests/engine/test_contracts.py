@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sklearn_ep._engine.contracts import WholeEP, require, require_parts
+from sklearn_ep._engine.contracts import WholeEP, require
 from sklearn_ep._engine.likelihoods import Factor, Probit
 from sklearn_ep._engine.rules import MomentMatching, Power
 
@@ -26,10 +26,10 @@ class Fixed:
 
 
 def test_a_factor_is_held_to_what_the_rule_asks():
-    require_parts(Bare(), MomentMatching(), Fixed())
+    WholeEP(Fixed(), Bare(), np.ones(2), np.ones(2), MomentMatching())
     with pytest.raises(TypeError, match="factor Bare has no `powered`, which the rule Power needs"):
         WholeEP(Fixed(), Bare(), np.ones(2), np.ones(2), Power(0.5))
-    require_parts(Probit(), Power(0.5), Fixed())
+    WholeEP(Fixed(), Probit(), np.ones(2), np.ones(2), Power(0.5))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from sklearn_ep._engine.gaussian import (
     ImproperPosterior,
     Natural,
     checked_cholesky,
-    inverse_from_cholesky,
     jittered_cholesky,
     log_partition,
     moments,
     natural,
     over,
     times,
-    triangular_inverse,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -83,12 +81,3 @@ def test_jitter_is_reported_and_bounded():
     np.testing.assert_allclose(lower @ lower.T, singular @ singular.T, atol=10 * used)
     with pytest.raises(ImproperPosterior):
         jittered_cholesky(np.diag([1.0, -1.0]), 1e-12)
-
-
-def test_inverses_from_cholesky():
-    p = random_factor(3, 6).precision
-    lower = np.linalg.cholesky(p)
-    np.testing.assert_allclose(
-        inverse_from_cholesky(lower), np.linalg.inv(p), rtol=1e-9, atol=1e-12
-    )
-    np.testing.assert_allclose(triangular_inverse(lower) @ lower, np.eye(6), atol=1e-12)

@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Node, Nodes, average_of
+from sklearn_ep._engine.likelihoods import Probit
 from sklearn_ep.gaussian_process._dense import DenseProblem
 from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
@@ -24,7 +25,6 @@ from sklearn_ep.gaussian_process._dense_fit import (
 from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
-    settled,
 )
 from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
 
@@ -356,20 +356,30 @@ def test_hostile_data(what, how):
     np.testing.assert_allclose(p.sum(axis=1), 1.0)
 
 
+class Restless(Probit):
+    """Moments that never come to rest under wide cavities."""
+
+    def __init__(self, widest):
+        self.widest, self.n_asked = widest, 0
+
+    def tilted(self, y, mean, var):
+        found, self.n_asked = super().tilted(y, mean, var), self.n_asked + 1
+        moved = 0.5 * (-1.0) ** self.n_asked * (np.max(var) > self.widest)
+        return found._replace(gradient=found.gradient + moved)
+
+
 def test_sites_that_do_not_settle_make_no_node():
     X, y = rows(20, 2)
-    problem = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y).problem
-    plan, starts = problem.plan, []
-
-    def solve(x, damping):
-        starts.append((np.any(x), damping))
-        sweeps = plan.sweeps | dict(tol=1e-2, max_iter=1)
-        result = plan.ep(plan.kernel, problem.y).solve(x, **sweeps)
-        result.evaluation.residual = 1.0
-        return result
-
-    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20)), 0.8) is None
-    assert starts == [(True, 0.8), (False, 0.4)]
+    kernel = ConstantKernel(2.0) * RBF(1.0)
+    all_settle, some = (
+        GP(kernel, hyperparameters="integrate", likelihood=Restless(widest)).fit(X, y)
+        for widest in (np.inf, 8.0)
+    )
+    same = np.all(np.isclose(some.hyper_nodes_[:, None], all_settle.hyper_nodes_), axis=2)
+    assert np.all(same.sum(axis=1) == 1) and 3 < len(same) < len(all_settle.hyper_nodes_)
+    kept = all_settle.hyper_weights_[np.argmax(same, axis=1)]
+    np.testing.assert_allclose(some.hyper_weights_, kept / kept.sum(), rtol=1e-2)
+    assert some.converged_ and np.all(np.isfinite(some.predict_proba(X)))
 
 
 @pytest.mark.parametrize("k", range(4))
