@@ -21,7 +21,6 @@ from sklearn_ep._engine.noisy_argmax import (
     QUICK_SOFTMAX,
     SOFTMAX,
     NoisyArgmax,
-    Trapezoid,
 )
 
 PROBIT, LOGIT = CLASS_LIKELIHOODS["probit"], CLASS_LIKELIHOODS["logit"]
@@ -248,7 +247,7 @@ def test_probabilities_of_all_classes_are_those_of_many_nodes(factor, K):
     rng = np.random.default_rng(7)
     mean = rng.standard_normal((120, K)) * 10.0 ** rng.uniform(-1, 3, (120, 1))
     var = 10.0 ** rng.uniform(-1, 1, (120, K))
-    many = Trapezoid(40.0, 0.2, np.array([400, 2000]))
+    many = factor.nodes._replace(depth=40.0, spacing=0.2, counts=np.array([400, 2000]))
     each = NoisyArgmax(factor.noise, factor.against_rest, many)
     truth = [each.tilted(np.full(120, c), mean, var).log_z for c in range(K)]
     truth = np.column_stack(truth) - logsumexp(truth, axis=0)[:, None]

@@ -18,7 +18,6 @@ from sklearn_ep._engine.likelihoods import Probit
 from sklearn_ep.gaussian_process._dense import DenseProblem
 from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
-    Level,
     expected_curvature,
     levels,
 )
@@ -143,8 +142,9 @@ def test_modes_of_many_lengths_have_their_masses():
 
 
 def test_a_level_takes_the_spread_of_an_average():
-    nodes = nodes_of(KERNELS[0], *rows(10, 3))
-    level = Level(nodes, nodes.evaluate(np.zeros(2), None), np.diag([2.0, 3.0]), 0.0)
+    nodes = nodes_of(KERNELS[0], *rows(30, 3))
+    found = levels(nodes, nodes.evaluate(np.zeros(2), None))[0]
+    level = found._replace(curvature=np.diag([2.0, 3.0]))
     phi = [np.array(z) / np.sqrt([2.0, 3.0]) for z in ((1, 1), (-1, 1), (1, -1), (-1, -1))]
     average = average_of([Node(each, 0.0, 0.0, each, 0.0, None) for each in phi], np.zeros(4))
     wide = level._replace(curvature=np.eye(2)).with_spread_of(average)

@@ -15,7 +15,7 @@ from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
+from sklearn_ep.gaussian_process._dense_gp import DenseGP
 from sklearn_ep.gaussian_process._limits import LIMITS
 from sklearn_ep.gaussian_process.label_errors.double_loop import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.rules import (
@@ -167,6 +167,26 @@ def test_rows_that_are_not_searched_do_not_relax(rate, cost):
 # ---------------------------------------------------------------------------- either sign
 
 
+class Given(Probit):
+    """Factors of the training rows that are Gaussian sites of any sign."""
+
+    log_concave = False
+
+    def __init__(self, precision, shift):
+        self.precision, self.shift = precision, shift
+
+    def tilted(self, y, mean, var):
+        found = super().tilted(y, mean, var)
+        if np.shape(y) != self.shift.shape:
+            return found
+        own = 1.0 / (1.0 / var + self.precision)
+        centre = own * (mean / var + self.shift)
+        log_z = 0.5 * (np.log(own / var) + centre**2 / own - mean**2 / var)
+        return found._replace(
+            log_z=log_z, gradient=(centre - mean) / var, curvature=(1.0 - own / var) / var
+        )
+
+
 @pytest.mark.parametrize("kind", ["mixed", "positive", "all negative", "one"])
 def test_sites_of_either_sign(kind):
     X, kernel, precision, shift = problem(negative=0.0 if kind == "positive" else 0.3)
@@ -175,25 +195,30 @@ def test_sites_of_either_sign(kind):
     if kind == "one":
         precision = np.zeros(30)
         precision[4] = -0.1
+    kept = dict(optimizer=None, method="dense", tol=1e-12, jitter=1e-12)
+    clf = EPGaussianProcessClassifier(kernel, likelihood=Given(precision, shift), **kept)
+    clf.fit(X, np.arange(30) % 2)
+    np.testing.assert_allclose(clf.site_precision_, precision, atol=1e-9)
     K, T = kernel(X), np.diag(precision)
     S = np.linalg.solve(np.eye(30) + K @ T, K)
-    explained = T - T @ S @ T
-    state = DenseGP(K).posterior(precision, shift)
-    np.testing.assert_allclose(state.mean, S @ shift, atol=1e-12)
-    np.testing.assert_allclose(state.var, np.diag(S), atol=1e-12)
-    np.testing.assert_allclose(K @ state.alpha, state.mean, atol=1e-12)
+    mean, var = clf.latent_mean_and_variance(X)
+    np.testing.assert_allclose(mean, S @ shift, atol=1e-9)
+    np.testing.assert_allclose(var, np.diag(S), atol=1e-9)
     log_det = np.linalg.slogdet(np.eye(30) + K @ T)[1]
-    assert abs(state.log_evidence - 0.5 * (shift @ S @ shift - log_det)) < 1e-10
-    R = np.outer(state.alpha, state.alpha) - explained
-    np.testing.assert_allclose(state.evidence_curvature(), R, atol=1e-11)
+    assert clf.log_evidence_ == pytest.approx(0.5 * (shift @ S @ shift - log_det), abs=1e-9)
+    explained, alpha = T - T @ S @ T, shift - precision * (S @ shift)
+    R = np.outer(alpha, alpha) - explained
+    slopes = clf.log_marginal_likelihood(kernel.theta, eval_gradient=True)[1]
+    of_kernel = kernel(X, eval_gradient=True)[1]
+    np.testing.assert_allclose(slopes, 0.5 * np.tensordot(R, of_kernel, 2), atol=1e-8)
     X_new = np.random.RandomState(1).randn(6, 2)
     K_new = kernel(X_new, X)
     cov = kernel(X_new) - K_new @ explained @ K_new.T
-    predict = DenseGPPosterior(kernel, X, state, Probit())
-    np.testing.assert_allclose(predict.latent(X_new)[0], K_new @ state.alpha, atol=1e-12)
-    np.testing.assert_allclose(predict.latent(X_new)[1], np.diag(cov), atol=1e-12)
-    np.testing.assert_allclose(predict.covariance(X_new, X_new), cov, atol=1e-12)
-    np.testing.assert_allclose(predict.covariance(X_new[:2], X_new), cov[:2], atol=1e-12)
+    mean, var = clf.latent_mean_and_variance(X_new)
+    np.testing.assert_allclose(mean, K_new @ alpha, atol=1e-9)
+    np.testing.assert_allclose(var, np.diag(cov), atol=1e-9)
+    np.testing.assert_allclose(clf.latent_covariance(X_new), cov, atol=1e-9)
+    np.testing.assert_allclose(clf.latent_covariance(X_new[:2], X_new), cov[:2], atol=1e-9)
 
 
 def test_improper_sites_raise():
