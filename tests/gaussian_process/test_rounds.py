@@ -6,7 +6,7 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep.gaussian_process.inducing.learning import rounds_of_batches
+from sklearn_ep._engine.likelihoods import Probit
 
 KERNEL = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e3))
 
@@ -63,14 +63,26 @@ def test_with_a_kernel_that_is_kept_it_is_the_fixed_point_of_full_passes():
     np.testing.assert_allclose(parts.log_evidence_, whole.log_evidence_, atol=1e-7)
 
 
+class Noting(Probit):
+    """A factor that notes how many rows each pass over a batch has."""
+
+    def __init__(self):
+        self.seen = []
+
+    def tilted(self, y, mean, var):
+        self.seen.append(np.size(y))
+        return super().tilted(y, mean, var)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_an_epoch_visits_every_batch_once():
-    batches = [list("abcdefg"), list("hi"), list("jkl")]
-    rounds = rounds_of_batches(batches)
-    assert len(rounds) == 7
-    for k, own in enumerate(batches):
-        assert [r[k] for r in rounds if r[k] is not None] == own
-    # the short ones are spread over the epoch
-    assert [j for j, r in enumerate(rounds) if r[1] is not None] == [0, 3]
+    """Each partition has a batch a round; two rows of one are spread over the epoch."""
+    X, y = rows(135)
+    noting = Noting()
+    learner(X, 19, likelihood=noting).set_params(max_iter=1).fit(cut(X, y, [70, 72]))
+    rounds = [[10, 1, 9] if k in (0, 3) else [10, 9] for k in range(7)]
+    epoch = [size for sizes in rounds for size in sizes]
+    assert noting.seen[: len(epoch)] == epoch and sum(epoch) == 135
 
 
 def test_learning_over_partitions_is_as_good_as_in_one_piece():
