@@ -3,7 +3,6 @@
 import os
 import warnings
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,17 +22,12 @@ from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import Summarised
 from . import _plan, _prediction, _scales
-from ._exact import fit_exact
-from ._factors import GroupsForgotten, split_intercept
-from ._parts import check_checkpoint, checked_state, going_on, state_of
-from ._posterior import moments_by_class
+from ._factors import split_intercept
+from ._fit import attributes_of, fit_plan
+from ._parts import check_checkpoint, checked_state
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
-from .messages.fit import fit_by_messages
 from .messages.posterior import remarks_on_agreement
-from .partitions.fit import fit_in_memory, fit_parts
-from .partitions.trust import fit_adaptively, trust_in_parts
-
-_LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
+from .partitions.trust import trust_in_parts
 
 
 class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
@@ -816,114 +810,6 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         """
         self._state = checked_state(state)
         return self
-
-
-def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
-    """Return the `BinaryFit` of each problem of a plan.
-
-    run is the `PartMap` over raw parts, None for rows in memory; data are X and y as the caller
-    gave them, for callbacks; previous is the state of an earlier fit to go on from; checkpoint the
-    file for the state after each iteration. Of the estimator, which has `classes_`, nothing is
-    changed.
-    """
-    classes, save = estimator.classes_, None
-    n_problems = 1 if plan.joint or len(classes) == 2 else len(classes)
-    if checkpoint is not None:
-        if n_problems > 1:
-            raise ValueError("checkpoint needs two classes; y has more.")
-        previous, save = going_on(checkpoint, plan.fingerprint, previous)
-    known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
-    most = plan.settings.max_iter if n_problems == 1 else n_problems
-    monitor = fitting.FitMonitor(
-        estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
-    )
-    fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
-    if run is None and not plan.joint:
-        fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
-    else:
-        fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
-    if n_problems == 1:
-        fits = [monitor.completed_fit(fits[0], **known)]
-    monitor.finish()
-    return fits
-
-
-def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
-    """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
-
-    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory, unless classes are
-    fitted jointly.
-    """
-    if plan.engine == "messages":
-        return fit_by_messages(plan, sign, run, monitor, previous, save)
-    if plan.parts is None:
-        return fit_exact(plan, sign, monitor, previous, save)
-    mine = previous if len(positives) == 1 else None
-    if run is not None:
-        reader = plan.parts.reader._replace(positive=positives[k])
-        return fit_parts(plan, run, reader, monitor, mine, save)
-    if len(positives) > 1:  # the problems are shared out, not their parts
-        plan = plan._replace(settings=plan.settings._replace(n_jobs=None))
-    fit_one = fit_adaptively if plan.settings.adaptive else fit_in_memory
-    return fit_one(plan, sign, monitor, mine, save)
-
-
-def attributes_of(plan, fits):
-    """Return the attributes of a fit, lists over factors if a list of them was given."""
-    posteriors, columns = [f.posterior for f in fits], plan.columns
-    out = _of_coefficients(columns, posteriors) | fitting.run_attributes(fits)
-    out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
-    effects = plan.levels, *posteriors[0].group_effects()
-    none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
-    names = "group_labels_", "group_effects_", "group_effects_std_"
-    for name, values, empty in zip(names, effects, none, strict=True):
-        out[name] = list(values) if columns.listed else (*values, empty)[0]
-    out |= _of_sites(plan, fits)
-    remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
-    out["_remarks"] = (*_plan.remarks_on_plan(plan, out["tau_"]), *remarks)
-    out |= {"engine_": plan.engine, "_levels": plan.levels, "_level_rows": plan.sizes}
-    out |= {"_n_rows": plan.n_rows, "_forgotten": GroupsForgotten(), "_columns": columns}
-    return out | {"_posteriors": posteriors}
-
-
-def _of_coefficients(columns, posteriors):
-    beta = moments_by_class(posteriors)
-    mean = np.stack([m.mean for m in beta])
-    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
-    coef, intercept = split_intercept(mean, columns)
-    out = {"coef_": coef, "intercept_": intercept, "coef_std_": split_intercept(sd, columns)[0]}
-    return out | {"coef_cov_": fitting.one_or_stack([m.cov for m in beta])}
-
-
-def _of_scales(columns, posteriors, rule):
-    quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
-    used = "mode" if rule in ("mode", "none") else "integrate"
-    nodes = [p.average.phi for p in posteriors]
-    weights = [p.average.weight for p in posteriors]
-    out = fitting.hyper_attributes(nodes, weights, _names_of_theta(columns), used)
-    return out | {"theta_rule_": rule, "tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
-
-
-def _names_of_theta(columns):
-    """Return the names of the coordinates of theta, numbered by factor where there are several."""
-    pairs = enumerate(columns.factors)
-    names = [(f"_{f}", n) for f, c in pairs for n in _scales.names(1 + len(c.slopes))]
-    return tuple(n + (f if columns.listed else "") for f, n in names)
-
-
-def _of_sites(plan, fits):
-    """Return the attributes of sites: those of parts where the model has at most one factor."""
-    own = [f.attributes for f in fits]
-    sites, counts = (own[0].get(name, ()) for name in ("sites", "counts"))
-    out = {name: fitting.one_or_stack([a["sites"][name] for a in own]) for name in sites}
-    out |= {name: sum(a["counts"][name] for a in own) for name in counts}
-    if "state" not in own[0]:
-        plan = plan._replace(parts=own[0].get("parts", plan.parts))
-        state = state_of(plan, out["site_precision_"], out["site_shift_"])
-        return out | {"partition_": plan.parts.site, "_state": state}
-    if sites:  # all rows are one
-        out["partition_"] = np.zeros(len(plan.levels[0]), dtype=int)
-    return out | {"_state": own[0]["state"]}
 
 
 def _generator(rng):
