@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sklearn_ep._engine.hyper import Node, ascend, minimise_where_finite
+from sklearn_ep._engine.hyper import Accuracy, Node, ascend, minimise_where_finite
 
 CURVATURE = np.array([[4.0, 1.0], [1.0, 0.5]])
 TOP = np.array([1.0, -2.0])
@@ -92,6 +92,7 @@ def test_it_ends_where_it_is_asked_to():
     assert run(curvature=20.0 * np.eye(2), max_iter=3).reason == "max_iter"
 
 
+FINE = Accuracy(ftol=2.2e-9, gtol=1e-5, tie=0.0)
 WALLS = {"box": np.array([[-9.0, 9.0], [-9.0, 9.0]]), "none": np.array([[-np.inf, np.inf]] * 2)}
 
 
@@ -109,8 +110,9 @@ def test_search_turns_back_at_a_wall(bounds, nothing):
         away = x - centre
         return 0.5 * curvature @ away**2, curvature * away, len(beyond)
 
+    ends = FINE._replace(ftol=1e-12)
     found = minimise_where_finite(
-        objective, np.array([0.3, 0.3]), WALLS[bounds], max_iter=100, ftol=1e-12
+        objective, np.array([0.3, 0.3]), WALLS[bounds], ends, max_iter=100
     )
     assert found.reason == "converged" and found.n_steps < 100
     assert found.n_cut == len(beyond) > 0
@@ -122,10 +124,10 @@ def test_search_says_that_a_wall_keeps_it_from_the_minimum():
         return (np.inf if x[0] > 1.0 else (x[0] - 3.0) ** 2), 2.0 * (x - 3.0), None
 
     bounds = np.array([[-9.0, 9.0]])
-    found = minimise_where_finite(objective, np.zeros(1), bounds, max_iter=200)
+    found = minimise_where_finite(objective, np.zeros(1), bounds, FINE, max_iter=200)
     assert found.reason == "stuck" and found.gradient > 3.0
     np.testing.assert_allclose(found.x, 1.0, atol=1e-3)
-    assert minimise_where_finite(objective, np.full(1, 2.0), bounds, max_iter=9) is None
+    assert minimise_where_finite(objective, np.full(1, 2.0), bounds, FINE, max_iter=9) is None
 
 
 def test_search_without_a_better_step_says_how_much_is_left():
@@ -136,7 +138,9 @@ def test_search_without_a_better_step_says_how_much_is_left():
 
     start, bounds = np.array([2.0, -1.0]), WALLS["box"]
     fine, rough = (
-        minimise_where_finite(objective, start, bounds, max_iter=100, ftol=ftol, max_line_search=5)
+        minimise_where_finite(
+            objective, start, bounds, FINE._replace(ftol=ftol, max_line_search=5), max_iter=100
+        )
         for ftol in (1e-12, 1e-4)
     )
     assert (fine.reason, rough.reason) == ("stuck", "converged")

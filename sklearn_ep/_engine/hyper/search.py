@@ -32,6 +32,30 @@ PATIENCE = 8
 _REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
 
 
+class Accuracy(NamedTuple):
+    """Where a search ends, and how it steps.
+
+    `ftol` and `gtol` are those of L-BFGS-B. `first_step` is the length of the first step: L-BFGS-B
+    itself takes the whole gradient where all parameters are bounded, which may be far too long, and
+    an evaluation wasted. `max_line_search` bounds the evaluations of one line search. Of values
+    that differ by less than the share `tie` the first one is kept, so that the choice does not hang
+    on rounding errors.
+
+    Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
+    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
+    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
+    near the mode may leave in nats, at first a thirtieth of a posterior sd.
+    """
+
+    ftol: float = 1e-6
+    gtol: float = 1e-3
+    first_step: float | None = None
+    max_line_search: int = 20
+    gain: float = 5e-4
+    exact_gradient: bool = True
+    tie: float = 1e-10
+
+
 # Maps x (p,) to value, gradient (p,) and what goes with the point.
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray, Any]]
 
@@ -80,14 +104,13 @@ class _BoxSearch:
         objective: Objective,
         x: np.ndarray,
         bounds: np.ndarray,
-        first_step: float | None,
-        tie: float,
+        accuracy: Accuracy,
         negligible: float,
-        patience: float,
         ended: Callable[[Any], bool] | None,
     ) -> None:
-        self.objective, self.bounds, self.first_step = objective, bounds, first_step
-        self.tie, self.negligible, self.patience, self.ended = tie, negligible, patience, ended
+        self.objective, self.bounds, self.accuracy = objective, bounds, accuracy
+        self.first_step, self.negligible, self.ended = accuracy.first_step, negligible, ended
+        self.patience = np.inf if accuracy.exact_gradient else PATIENCE
         self.x, self.value = np.clip(x, *bounds.T), np.inf
         self.start, self.moved = self.x, np.zeros(len(x))
         self.reason: Reason | None = None
@@ -105,7 +128,7 @@ class _BoxSearch:
             self.failed = x.copy()
             raise _NoValue
         # what is rounding error has no sign: at a bound it would decide which parameters are free
-        noise = self.tie * (1.0 + abs(value))
+        noise = self.accuracy.tie * (1.0 + abs(value))
         gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
         if value < self.value - noise:
             self.x, self.value, self.gradient, self.payload = x.copy(), value, gradient, payload
@@ -150,13 +173,13 @@ class _BoxSearch:
         elif self.n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(self.x)):
             self.reason = "stuck"
 
-    def outcome(self, ftol: float, exact_gradient: bool) -> Search:
+    def outcome(self) -> Search:
         """Return the `Search`; one that found nothing better has converged if little is left."""
         projected = np.abs(np.clip(self.x - self.gradient, *self.bounds.T) - self.x)
         reason = self.reason or "stuck"
         if self.no_better:
-            enough = max(ftol * max(abs(self.value), 1.0), self.negligible)
-            found_all = projected @ self.moved <= enough or not exact_gradient
+            enough = max(self.accuracy.ftol * max(abs(self.value), 1.0), self.negligible)
+            found_all = projected @ self.moved <= enough or not self.accuracy.exact_gradient
             reason = "converged" if self.n_steps and found_all else "stuck"
         left = float(np.max(projected, initial=0.0))
         return Search(self.x, self.value, self.payload, reason, self.n_steps, left, self.n_cut)
@@ -166,16 +189,11 @@ def minimise_where_finite(
     objective: Objective,
     x: np.ndarray,
     bounds: np.ndarray,
+    accuracy: Accuracy,
     *,
     max_iter: int,
-    ftol: float = 2.2204460492503131e-09,
-    gtol: float = 1e-5,
-    first_step: float | None = None,
     negligible: float = 0.0,
-    tie: float = 0.0,
     ended: Callable[[Any], bool] | None = None,
-    max_line_search: int = 20,
-    exact_gradient: bool = True,
 ) -> Search | None:
     """Minimise by L-BFGS-B a function that has no value at some points.
 
@@ -185,30 +203,24 @@ def minimise_where_finite(
 
     `objective` maps x (p,) to (value, gradient, payload); a value or gradient that is not finite
     means none, and None is returned where the first point has none. `bounds` is (p, 2), `max_iter`
-    counts accepted steps, `max_line_search` the evaluations of one line search. `ended` is told of
-    the best point after each step, as an object with `x`, `value` and `payload`; the search ends
-    where it returns True.
+    counts accepted steps. `ended` is told of the best point after each step, as an object with `x`,
+    `value` and `payload`; the search ends where it returns True.
 
-    It has converged where a step lowers the value by less than the share `ftol`, or at `gtol` for
-    the largest entry of the projected gradient. It has so, too, where a line search finds nothing
-    better and a step as long as the last one would by the gradient gain less than `ftol` asks or
-    than `negligible`, in units of the value: what is left is beyond the accuracy of the values, or
-    of no interest; with a gradient that is not `exact_gradient` so is all that a line search does
-    not find. Of values that differ by less than the share `tie` the first one is kept, so
-    that the choice does not hang on rounding errors.
-
-    `first_step` is the length of the first step: L-BFGS-B itself takes the whole gradient where all
-    parameters are bounded, which may be far too long, and an evaluation wasted.
+    It has converged where a step lowers the value by less than the share `ftol` of the `Accuracy`,
+    or at `gtol` for the largest entry of the projected gradient. It has so, too, where a line
+    search finds nothing better and a step as long as the last one would by the gradient gain less
+    than `ftol` asks or than `negligible`, in units of the value: what is left is beyond the
+    accuracy of the values, or of no interest; with a gradient that is not exact so is all that a
+    line search does not find.
     """
-    patience = np.inf if exact_gradient else PATIENCE
-    search = _BoxSearch(objective, x, bounds, first_step, tie, negligible, patience, ended)
+    search = _BoxSearch(objective, x, bounds, accuracy, negligible, ended)
     while search.reason is None:
         try:
             if search.known is None:
                 search.at(search.x)
             search.begin()
-            limits = dict(maxiter=max_iter - search.n_steps, ftol=ftol, gtol=gtol * search.unit)
-            options: Any = limits | dict(maxls=max_line_search)
+            limits = dict(maxiter=max_iter - search.n_steps, maxls=accuracy.max_line_search)
+            options = limits | dict(ftol=accuracy.ftol, gtol=accuracy.gtol * search.unit)
             own: Any = dict(bounds=bounds / search.unit, callback=search.stepped, options=options)
             x = search.known[0]
             search.end(minimize(search.at, x, jac=True, method="L-BFGS-B", **own).status)
@@ -218,7 +230,7 @@ def minimise_where_finite(
             if search.gradient is None:
                 return None
             search.cut_short(max_iter)
-    return search.outcome(ftol, exact_gradient)
+    return search.outcome()
 
 
 class Summit(NamedTuple):
@@ -391,24 +403,6 @@ def _missed(
     return (rise - gradient @ moved) / (along @ moved) * along
 
 
-class Accuracy(NamedTuple):
-    """Where a search ends, and how it steps; see `minimise_where_finite`.
-
-    Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
-    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
-    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
-    near the mode may leave in nats, at first a thirtieth of a posterior sd.
-    """
-
-    ftol: float = 1e-6
-    gtol: float = 1e-3
-    first_step: float | None = None
-    max_line_search: int = 20
-    gain: float = 5e-4
-    exact_gradient: bool = True
-    tie: float = 1e-10
-
-
 # Of a mode that only says where nodes lie: from anywhere, and from near it.
 _ROUGH = Accuracy(2.2204460492503131e-09, 0.1, None, 6, exact_gradient=False, tie=0.0)
 TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
@@ -492,10 +486,9 @@ def search_mode(
     if not len(phi):
         node = evaluate(phi, near)
         return node and (node, KEPT)
-    options = accuracy._asdict() | dict(max_iter=max_iter, negligible=_NEGLIGIBLE)
-    del options["gain"]
+    limits: Any = dict(accuracy=accuracy, max_iter=max_iter, negligible=_NEGLIGIBLE)
     run: Any = partial(
-        minimise_where_finite, NegativeDensity(evaluate, near), bounds=bounds, **options
+        minimise_where_finite, NegativeDensity(evaluate, near), bounds=bounds, **limits
     )
     runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
     first = min(runs, key=lambda r: r.value, default=None)
