@@ -119,6 +119,16 @@ class Training(NamedTuple):
     kept: np.ndarray
 
 
+def group_numbers(name, groups, d):
+    """Return the number of the group of each of d features, or None; `name` is the argument."""
+    if groups is None:
+        return None
+    labels = np.asarray(groups)
+    if labels.shape != (d,):
+        raise ValueError(f"{name} must have one label for each of {d} features: {labels.shape}.")
+    return np.unique(labels, return_inverse=True)[1]
+
+
 def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     """Raise a ValueError that names the column where squares of X would over- or underflow.
 

@@ -17,6 +17,7 @@ from .._estimator.checks import (
     check_common,
     check_hyperparameters,
     check_number,
+    group_numbers,
     refuse_joint,
 )
 from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
@@ -529,16 +530,6 @@ def _checked_prior_variance(prior_variance, d):
     return variance
 
 
-def _checked_groups(groups, d):
-    """Return the number of the group of each of d features, or None."""
-    if groups is None:
-        return None
-    labels = np.asarray(groups)
-    if labels.shape != (d,):
-        raise ValueError(f"prior_groups must have one label for each of {d} features.")
-    return np.unique(labels, return_inverse=True)[1]
-
-
 def prior_variances(estimator, d, variance):
     """Return the prior variances of d features, given in `variance`, and of the intercept."""
     tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
@@ -557,7 +548,7 @@ def make_prior(estimator, d, column_variances=None):
 def _prior(estimator, d):
     """Return the same, with a scale to learn in the units in which variances are given."""
     variance = prior_variances(estimator, d, given_variance(estimator))
-    groups = _checked_groups(estimator.prior_groups, d)
+    groups = group_numbers("prior_groups", estimator.prior_groups, d)
     learn = learns_scale(estimator)
     if isinstance(estimator.prior, SuperGaussianSite):
         return SitePrior(estimator.prior, variance, d, learn)

@@ -22,6 +22,7 @@ from .._estimator.checks import (
     check_hyperparameters,
     check_number,
     check_number_or_auto,
+    group_numbers,
     is_part_list,
     is_single,
     validate_training,
@@ -171,7 +172,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
     check_parameters(estimator)
     units, model, n_different = _data(estimator, X, y, sample_weight)
     d = estimator.n_features_in_
-    groups = _checked_groups(groups, d)
+    groups = group_numbers("groups", groups, d)
     _warn_of_damping(estimator)
     unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
@@ -290,16 +291,6 @@ def _warn_of_damping(estimator):
             UserWarning,
             stacklevel=2,
         )
-
-
-def _checked_groups(groups, d):
-    """Number of the group of each feature, or None; a ValueError names the argument."""
-    if groups is None:
-        return None
-    labels = np.asarray(groups)
-    if labels.shape != (d,):
-        raise ValueError(f"groups must have one label for each of {d} features: {labels.shape}.")
-    return np.unique(labels, return_inverse=True)[1]
 
 
 def _warm(estimator, units, d, groups):
