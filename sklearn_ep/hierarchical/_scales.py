@@ -159,7 +159,9 @@ def find_mode(model, start, tol, max_iter, monitor, cov=None):
     """Return the `Node` at the mode of theta by BFGS on free gradients, a step an iteration.
 
     Also the curvature there, the `Trace`, and why the search ended. It is no `hyper.ascend`, which
-    takes values as they are told: here they are only as fine as the next step is short.
+    takes values as they are told: here they are only as fine as the next step is short. With fine
+    ones everywhere that takes 1.4 times as long with one factor, 1.6 with random slopes and 1.7
+    with two crossed factors (medians of twelve sets each), to the same mode.
 
     start is (theta, sites). The first curvature is that of cov, the covariance of theta if that is
     known, or of scales whose effects were known. Far from the mode a pass or two of the sites are
