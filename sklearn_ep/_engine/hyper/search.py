@@ -406,7 +406,9 @@ def _missed(
 # Of a mode that only says where nodes lie: from anywhere, and from near it.
 _ROUGH = Accuracy(2.2204460492503131e-09, 0.1, None, 6, exact_gradient=False, tie=0.0)
 TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
-_NEGLIGIBLE = 0.01  # gain that is not missed if no better step is found: odds of 1 %
+# Gain that is not missed if no better step is found: odds of 1 %. It is for values that are coarser
+# than is asked: 61 searches on generated sets of 90 and 350 rows are the same with 0 and with .1.
+_NEGLIGIBLE = 0.01
 
 
 class LearningEnd(NamedTuple):
