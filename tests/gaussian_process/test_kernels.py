@@ -107,9 +107,7 @@ def test_an_intercept_is_a_constant_kernel(settings, rows):
             for k in (kernel, as_sum)
         )
         y = X[:, 0] > 0
-        assert_allclose(
-            own.fit(X, y).predict_proba(Z), other.fit(X, y).predict_proba(Z), atol=1e-6
-        )
+        assert_allclose(own.fit(X, y).predict_proba(Z), other.fit(X, y).predict_proba(Z), atol=1e-6)
         assert_allclose(own.log_evidence_, other.log_evidence_, atol=1e-6)
 
 
