@@ -119,10 +119,11 @@ def check_input_gradient(kernel):
         )
 
 
-def smooth_kernel(total_variance, coder=None):
+def smooth_kernel(total_variance, coder=None, intercept=0.0):
     """Return ConstantKernel(1) * RBF(l) with l three times the root of the total variance.
 
-    The indicators of a `CategoryCoder` have lengths by category.
+    The indicators of a `CategoryCoder` have lengths by category. The variance of an intercept is in
+    units of that of the function.
 
     The total variance of the columns measures distances without drawing pairs (l / 3 is about the
     median distance over sqrt(2)) and does not change when weights are written out as repeated rows.
@@ -131,14 +132,16 @@ def smooth_kernel(total_variance, coder=None):
     """
     scale = 3.0 * float(np.sqrt(total_variance)) or 1.0
     bounds = (1e-2 * scale, 1e3 * scale)
-    rbf = RBF(scale, bounds) if coder is None else GroupedRBF(scale, bounds, coder.groups_)
+    rbf = RBF(scale, bounds)
+    if coder is not None or intercept:
+        rbf = GroupedRBF(scale, bounds, getattr(coder, "groups_", None), intercept)
     return ConstantKernel(1.0, (1e-3, 1e3)) * rbf
 
 
 def initial_kernel(estimator, total_variance):
     """Return the kernel that was given, or the default one."""
     if estimator.kernel is None:
-        return smooth_kernel(total_variance, estimator._coder)
+        return smooth_kernel(total_variance, estimator._coder, estimator._intercept)
     return clone(estimator.kernel)
 
 
@@ -497,6 +500,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     site_precision_: Any
     site_shift_: Any
     _coder: Any = None
+    _intercept = 0.0  # prior variance of an intercept in the default kernel
 
     def _check_gp_parameters(self):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):

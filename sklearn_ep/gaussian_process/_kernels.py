@@ -199,10 +199,11 @@ class StationaryCross(GeneralCross):
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
         self.is_wide = self.B_norms.max() > _LARGE_NORM
         self.is_rbf = not isinstance(self.part, Matern) or self.part.nu == np.inf
+        self.intercept = self.amplitude * getattr(self.part, "intercept", 0.0)
 
     def diagonal(self, X):
         """Return the constant prior variances (n,)."""
-        return np.full(len(X), self.amplitude)
+        return np.full(len(X), self.amplitude + self.intercept)
 
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
@@ -212,18 +213,19 @@ class StationaryCross(GeneralCross):
 
     def contract_diagonal(self, X, g):
         """Return sum_i g_i d k(x_i, x_i) / dtheta (p,), which is that of the amplitude alone."""
-        return self._in_order(self.amplitude * g.sum(), np.zeros(self.groups.max() + 1))
+        variance = self.amplitude + self.intercept
+        return self._in_order(variance * g.sum(), np.zeros(self.groups.max() + 1))
 
     def of_squares(self, D):
         """Return covariances and -2 times their derivative in D, the squared distances in lengths.
 
-        D is overwritten; the two results of an RBF are one array.
+        D is overwritten; the two results of an RBF without an intercept are one array.
         """
         if self.is_rbf:
             D *= -0.5
             D += np.log(self.amplitude)
-            K = np.exp(D, out=D)
-            return K, K
+            slope = np.exp(D, out=D)
+            return slope + slope.dtype.type(self.intercept) if self.intercept else slope, slope
         return _matern(self.part.nu, np.sqrt(D, out=D), self.amplitude)
 
     def contract(self, kept, G, inputs):
@@ -231,7 +233,7 @@ class StationaryCross(GeneralCross):
         A, K, slope = kept
         P = G * slope
         squares, pulls = self._moments(P, A)
-        total = P.sum() if self.is_rbf else np.sum(G * K)
+        total = P.sum() if K is slope else np.vdot(G, K)
         gradient = self._in_order(total, np.bincount(self.groups, squares))
         return gradient, pulls / self.scale if inputs else 0.0
 

@@ -26,7 +26,7 @@ class AdditiveCross(StationaryCross):
             apart += D
             sums += self._of_group(D)
         product = share * self.amplitude * np.exp(-0.5 * apart)
-        K = product + sums / (self.groups.max() + 1.0)
+        K = product + sums / (self.groups.max() + 1.0) + self.intercept
         return K, (A, K, product)
 
     def _of_group(self, D):
@@ -58,9 +58,10 @@ class AdditiveCross(StationaryCross):
 class GroupedRBF(RBF):
     """RBF kernel with a length scale for each group of columns.
 
-    k(x, z) = exp(-sum_g |x_g - z_g|^2 / (2 l_g^2)), where x_g are the columns of group g. With the
-    indicators of each category as a group it is exp(-sum_g [x_g != z_g] / l_g^2): it falls with the
-    number of categories that differ, each by its own weight.
+    k(x, z) = exp(-sum_g |x_g - z_g|^2 / (2 l_g^2)) + c, where x_g are the columns of group g. With
+    the indicators of each category as a group and c = 0 it is exp(-sum_g [x_g != z_g] / l_g^2): it
+    falls with the number of categories that differ, each by its own weight. With c > 0 functions
+    have an intercept: far from all rows they go to a constant that the rows tell, not to zero.
 
     Parameters
     ----------
@@ -72,6 +73,8 @@ class GroupedRBF(RBF):
     groups : array-like of int of shape (n_features,), default=None
         Group of each column, counted from 0. None makes each column a group, which is the RBF
         kernel.
+    intercept : float >= 0, default=0.0
+        Prior variance c of the intercept, in units of that of the rest of the function.
 
     See Also
     --------
@@ -96,9 +99,11 @@ class GroupedRBF(RBF):
         length_scale: ArrayLike = 1.0,
         length_scale_bounds: tuple[float, float] | str = (1e-5, 1e5),
         groups: ArrayLike | None = None,
+        intercept: float = 0.0,
     ) -> None:
         super().__init__(length_scale, length_scale_bounds)
         self.groups = groups
+        self.intercept = intercept
 
     def column_groups(self, n_columns: int) -> np.ndarray:
         """Return the group of each column.
@@ -116,8 +121,10 @@ class GroupedRBF(RBF):
         Raises
         ------
         ValueError
-            If `groups` has not one entry a column, or `length_scale` not one a group.
+            If `groups` has not one entry a column, or `length_scale` not one a group, or
+            `intercept` is negative.
         """
+        check_number("intercept", self.intercept, 0)
         groups = np.arange(n_columns) if self.groups is None else np.asarray(self.groups)
         if groups.shape != (n_columns,):
             raise ValueError(f"groups has shape {groups.shape}, but X has {n_columns} columns.")
@@ -171,11 +178,30 @@ class GroupedRBF(RBF):
         cross = self.cross(self, X if Y is None else np.atleast_2d(Y))
         K, kept = cross.block(X)
         if Y is None:
-            np.fill_diagonal(K, 1.0)
+            np.fill_diagonal(K, 1.0 + self.intercept)
         if not eval_gradient:
             return K
         slopes = list(cross.derivatives(kept, K.dtype))
         return K, np.stack(slopes, axis=2) if slopes else np.empty((*K.shape, 0))
+
+    def diag(self, X):
+        """Return the variances of rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows.
+
+        Returns
+        -------
+        variances : ndarray of shape (n,)
+            1 and that of the intercept.
+        """
+        return np.full(len(X), 1.0 + self.intercept)
+
+    def __repr__(self) -> str:
+        told = super().__repr__()
+        return f"{told[:-1]}, intercept={self.intercept:g})" if self.intercept else told
 
 
 class AdditiveRBF(GroupedRBF):
@@ -197,6 +223,8 @@ class AdditiveRBF(GroupedRBF):
         Group of each column, counted from 0. None makes each column a group.
     product_share : float, default=0.5
         Share w in [0, 1] of the variance that the second term has; 0 is an additive model.
+    intercept : float >= 0, default=0.0
+        Prior variance of an intercept, which is added, in units of that of both terms.
 
     See Also
     --------
@@ -226,6 +254,7 @@ class AdditiveRBF(GroupedRBF):
         length_scale_bounds: tuple[float, float] | str = (1e-5, 1e5),
         groups: ArrayLike | None = None,
         product_share: float = 0.5,
+        intercept: float = 0.0,
     ) -> None:
-        super().__init__(length_scale, length_scale_bounds, groups)
+        super().__init__(length_scale, length_scale_bounds, groups, intercept)
         self.product_share = product_share

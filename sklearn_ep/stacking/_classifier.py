@@ -90,9 +90,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         of this package have it; a pipeline uses its last step. None is
         `EPGaussianProcessClassifier`, `ConvexVariationalLogistic`, up to 500 columns an additive
         model, which is the linear one of cubic splines of the columns, and a forest of 100
-        randomised trees with out-of-bag probabilities. On most data one of the four is near the
-        best. Where X is sparse it is the linear model alone, and where it is a frame of categories
-        there is no additive one.
+        randomised trees with out-of-bag probabilities. The Gaussian process has an intercept here.
+        On most data one of the four is near the best. Where X is sparse it is the linear model
+        alone, and where it is a frame of categories there is no additive one.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
         `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs

@@ -21,6 +21,8 @@ KERNELS = [
     AdditiveRBF([1.0, 2.0, 0.7, 1.1, 3.0], product_share=0.0),
     2.0 * AdditiveRBF(2.0, groups=GROUPS, product_share=0.2),
     2.0 * AdditiveRBF([1.0, 2.0, 0.7], "fixed", GROUPS),
+    2.0 * GroupedRBF([1.0, 2.0, 0.7], groups=GROUPS, intercept=0.5),
+    AdditiveRBF([1.0, 2.0, 0.7], groups=GROUPS, intercept=2.0) * 2.0,
 ]
 every = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 
@@ -93,6 +95,22 @@ def test_one_column_a_group_is_an_rbf(rows):
         assert_allclose(kernel(X, Z), RBF(lengths)(X, Z), atol=1e-14)
 
 
+@pytest.mark.parametrize("settings", [{}, dict(method="sparse"), dict(hyperparameters="mode")])
+def test_an_intercept_is_a_constant_kernel(settings, rows):
+    X, Z, _ = rows
+    for kind in (GroupedRBF, AdditiveRBF):
+        kernel = 1.3 * kind([1.0, 2.0, 0.7], groups=GROUPS, intercept=2.0)
+        as_sum = 1.3 * kind([1.0, 2.0, 0.7], groups=GROUPS) + ConstantKernel(2.6)
+        assert_allclose(kernel(X, Z), as_sum(X, Z), rtol=1e-14)
+        own, other = (
+            EPGaussianProcessClassifier(k, optimizer=None, tol=1e-8, random_state=0, **settings)
+            for k in (kernel, as_sum)
+        )
+        y = X[:, 0] > 0
+        assert_allclose(own.fit(X, y).predict_proba(Z), other.fit(X, y).predict_proba(Z), atol=1e-6)
+        assert_allclose(own.log_evidence_, other.log_evidence_, atol=1e-6)
+
+
 def test_an_additive_kernel_is_a_mean_over_columns(rows):
     X, Z, _ = rows
     lengths = np.array([1.0, 2.0, 0.7, 1.1, 3.0])
@@ -117,6 +135,7 @@ def test_indicators_of_a_category_share_a_length_as_in_a_hamming_distance():
         (GroupedRBF(groups=[0, 0, 0, 2, 2]), "without a gap"),
         (GroupedRBF([1.0, 2.0], groups=GROUPS), "2 entries for 3 groups"),
         (AdditiveRBF(product_share=1.5), "product_share"),
+        (GroupedRBF(intercept=-1.0), "intercept"),
     ],
 )
 def test_refusals(kernel, message, rows):

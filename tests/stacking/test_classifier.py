@@ -247,3 +247,16 @@ def test_a_failed_fit_leaves_the_stack_as_it_was(data, default):
     with pytest.raises(ValueError, match="NaN"):
         default.fit(np.full_like(X, np.nan), y)
     assert default.weights_ is before
+
+
+def test_rows_far_from_all_others_are_not_a_coin_toss():
+    rng = np.random.default_rng(0)
+    scattered, narrow = 4.0 * rng.normal(size=(120, 4)), 0.5 * rng.normal(size=(80, 4))
+    X, y = np.vstack([scattered, narrow]), np.repeat([0, 1], [120, 80])
+    process = (
+        BayesianStackingClassifier(random_state=0).fit(X, y).named_estimators_["gaussian_process"]
+    )
+    far = process.predict_proba(np.full((1, 4), 1e3))[0, 0]
+    alone = EPGaussianProcessClassifier(random_state=0).fit(X, y)
+    assert_allclose(alone.predict_proba(np.full((1, 4), 1e3))[0, 0], 0.5, atol=1e-6)
+    assert far > 0.75
