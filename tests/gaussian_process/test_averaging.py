@@ -25,7 +25,7 @@ from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
 )
-from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
+from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem, log_rate_density
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
 KERNELS = [
@@ -473,6 +473,15 @@ def test_a_given_rate_is_kept():
     assert clf.label_noise_ == pytest.approx(0.1) and clf.no_errors_proba_ == 0.0
     kept = Relaxed(label_noise=0.1, optimizer=None).fit(X, y)
     assert kept.hyperparameters_used_ == "mode" and kept.hyper_nodes_.shape == (1, 0)
+
+
+@pytest.mark.parametrize("counts", [(3.0, 9.0), (1.0, 9.0)])
+def test_the_prior_of_the_rate_is_a_density(counts):
+    x = np.linspace(-30.0, logit(0.45), 200001)
+    log_density, slope = log_rate_density(x, counts)
+    assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
+    steps = np.gradient(log_density, x)
+    np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
 
 
 @pytest.mark.parametrize(("how", "counts"), [("auto", (3, 9)), ("integrate", (1, 9))])

@@ -2,12 +2,14 @@
 
 import pickle
 import warnings
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
+from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
@@ -83,7 +85,44 @@ def test_a_sure_inclusion_is_ridge_regression_with_noise_and_ratio_integrated_ou
     assert abs(np.log(reg.noise_variance_) - exact) < 0.15 * moments(reg)[1][0]
 
 
-# ---------------------------------------------------------------------------- gradients
+# ---------------------------------------------------------------------------- priors, gradients
+
+
+def prior_of(**given):
+    """The prior of an average over the hyperparameters of 9 columns that are not given."""
+    X, y = data(d=9)
+    return make_plan(SpikeSlabRegressor(**given), X, y, None, None).prior
+
+
+def test_priors_are_normalised_and_flat_where_they_should_be():
+    prior = prior_of()
+
+    def mass(k, **only):
+        def density(x):
+            h = np.zeros(3)
+            h[k] = x
+            return np.exp(prior.log_density(h) - prior.log_density(np.zeros(3)))
+
+        alone = replace(prior, **only).log_density(np.zeros(3))
+        return quad(density, -60, 60, limit=200)[0] * np.exp(alone)
+
+    assert mass(1, inclusion=False) == pytest.approx(1.0, abs=1e-6)
+    assert mass(2, size=None) == pytest.approx(1.0, abs=1e-6)
+    shift = np.array([1.3, 1.3, 0.0])  # of noise and slab together: units of y
+    h = np.array([-1.0, 0.4, -2.0])
+    assert prior.log_density(h + shift) == pytest.approx(prior.log_density(h), abs=1e-12)
+    assert prior.misses == 3.0 and prior_of(slab_variance=1.0).size is None
+    assert not prior_of(prior_inclusion=0.2).inclusion
+
+
+@pytest.mark.parametrize("size", [None, 0.7, 5.0])
+def test_slopes_of_priors_are_their_differences(size):
+    prior = replace(prior_of(), size=size)
+    rng = np.random.default_rng(0)
+    for h in rng.normal(size=(5, 3)) * 3:
+        steps = 1e-5 * np.eye(3)
+        slope = [(prior.log_density(h + e) - prior.log_density(h - e)) / 2e-5 for e in steps]
+        np.testing.assert_allclose(prior.slope(h), slope, atol=1e-8)
 
 
 @pytest.mark.parametrize(
