@@ -507,7 +507,9 @@ class SpikeSlabRegressor(
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
         return self._posteriors[0].response_covariance(X1, X2)
 
-    def credible_sets(self, level: float = 0.95, purity: float = 0.5) -> CredibleSets:
+    def credible_sets(
+        self, level: float = 0.95, purity: float = 0.5, fdr: float | None = None
+    ) -> CredibleSets:
         """Sets of correlated features of which at least one is in the model.
 
         Where features are correlated the data may say that one of five is in, and not which one. No
@@ -519,6 +521,12 @@ class SpikeSlabRegressor(
             Probability in (0, 1) that a set holds a feature with an effect.
         purity : float, default=0.5
             Least absolute correlation, in [0, 1], of any two members.
+        fdr : float or None, default=None
+            Share in (0, 1) of sets without an effect that may be expected. The other features then
+            make sets that hold an effect with less than `level`, but more probably than not: a
+            share `level` of the probability that there is one among correlated features. Of all
+            sets the most probable ones are taken, as many as keep the mean of 1 - `probability` at
+            most there.
 
         Returns
         -------
@@ -531,7 +539,7 @@ class SpikeSlabRegressor(
         Raises
         ------
         ValueError
-            If `level` or `purity` are out of range.
+            If `level`, `purity` or `fdr` are out of range.
 
         Notes
         -----
@@ -543,6 +551,8 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         check_number("purity", purity, 0, 1)
+        if fdr is not None:
+            check_number("fdr", fdr, 0, 1, boundaries="neither")
         names = np.array(column_names(self), dtype=object)
         candidates = self._posteriors[0].candidates()
-        return find_sets(candidates, self.inclusion_proba_, names, level, purity)
+        return find_sets(candidates, self.inclusion_proba_, names, level, purity, fdr)

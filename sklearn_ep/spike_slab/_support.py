@@ -32,9 +32,8 @@ class FeatureSupport:
             Probability; one half is the median model. Not looked at with `fdr`.
         fdr : float or None, default=None
             Share in (0, 1) of false ones that may be expected: the most probable features are
-            taken, as many as keep the mean of 1 - `inclusion_proba_` at most there. Of the sets of
-            ``credible_sets(level=1 - fdr)``, where the estimator has such sets, no more are
-            expected to be without an effect either.
+            taken, as many as keep the mean of 1 - `inclusion_proba_` at most there. For sets of
+            correlated features see ``credible_sets(fdr=fdr)``.
 
         Returns
         -------
@@ -186,24 +185,35 @@ def _joined(parts, kind):
     return np.concatenate([np.zeros(0, kind), *parts])
 
 
-def find_sets(candidates, inclusion, names, level, purity):
+def find_sets(candidates, inclusion, names, level, purity, fdr=None):
     """Return the `CredibleSets` of a posterior.
 
     `candidates` are columns (u,), which of them are in what model, bool (S, u), weights (S,) of the
     models, and absolute correlations (u, u). A set begins with the most probable column that is in
     none yet. It takes, of the columns correlated with all its members, the one that is in most of
-    the models that have no member yet, until enough models have one. O(S u) a member.
+    the models that have no member yet, until enough models have one. O(S u) a member. With `fdr`
+    the other columns make less probable sets, and the most probable ones of all stay.
     """
     columns, on, weight, correlation = candidates
+    share, free = weight @ on, np.ones(len(columns), dtype=bool)
     found: list[Any] = []
-    free = np.ones(len(columns), dtype=bool)
-    for lead in np.argsort(-inclusion[columns], kind="stable"):
-        if not free[lead]:
-            continue
-        members, probability = _grown(lead, free, on, weight, correlation, level, purity)
-        if probability >= level:
-            free[members] = False
-            found.append((members, probability))
+    for least in [level] if fdr is None else [level, min(0.5, 1.0 - fdr)]:
+        for lead in np.argsort(-inclusion[columns], kind="stable"):
+            near = free & (correlation[lead] >= purity)
+            near[lead] = True
+            if not free[lead] or share[near].sum() < least:
+                continue
+            largest = on[:, near].any(axis=1) @ weight
+            if largest < least:
+                continue
+            aim = level if least == level else level * largest
+            members, probability = _grown(lead, near, on, weight, correlation, aim, purity)
+            if probability >= least:
+                free[members] = False
+                found.append((members, probability))
+    if fdr is not None:
+        chosen = expected_false(np.array([p for _, p in found]), fdr)
+        found = [f for f, c in zip(found, chosen, strict=True) if c]
     order = [np.array(m)[np.argsort(-inclusion[columns[m]], kind="stable")] for m, _ in found]
     members = [columns[m] for m in order]
     return CredibleSets(
@@ -213,14 +223,11 @@ def find_sets(candidates, inclusion, names, level, purity):
     )  # fmt: skip
 
 
-def _grown(lead, free, on, weight, correlation, level, purity):
-    """Return the places of the members of a set and its probability; cut short where hopeless."""
-    members, allowed = [lead], free & (correlation[lead] >= purity)
+def _grown(lead, near, on, weight, correlation, level, purity):
+    """Return the places of the members of a set, of columns near its lead, and its probability."""
+    members, allowed, left = [lead], near.copy(), weight * ~on[:, lead]
     allowed[lead] = False
-    left, total = weight * ~on[:, lead], weight.sum()
-    if on[:, allowed | (np.arange(len(free)) == lead)].any(axis=1) @ weight < level * total:
-        return members, 0.0
-    while left.sum() > (1.0 - level) * total and allowed.any():
+    while left.sum() > 1.0 - level and allowed.any():
         places = np.flatnonzero(allowed)
         gain = left @ on[:, places]
         new = places[np.argmax(gain)]
@@ -230,7 +237,7 @@ def _grown(lead, free, on, weight, correlation, level, purity):
         left = left * ~on[:, new]
         allowed &= correlation[new] >= purity
         allowed[new] = False
-    return members, float(1.0 - left.sum() / total)
+    return members, float(1.0 - left.sum())
 
 
 def expected_false(inclusion, share):

@@ -317,7 +317,7 @@ def test_a_credible_set_holds_the_columns_that_cannot_be_told_apart():
     assert chosen[1] and np.mean(1 - reg.inclusion_proba_[chosen]) <= 0.1
     display = InclusionDisplay.from_estimator(reg, sets=sets)
     assert len(display.ax_[0].get_legend().get_texts()) == 2
-    for bad in (dict(level=1.0), dict(purity=1.5)):
+    for bad in (dict(level=1.0), dict(purity=1.5), dict(fdr=0)):
         with pytest.raises(ValueError, match="must"):
             reg.credible_sets(**bad)
     with pytest.raises(ValueError, match="fdr"):
@@ -335,16 +335,23 @@ def test_sets_of_a_fit_by_ep_and_of_noise():
 
 def test_sets_cover_as_often_as_they_say():
     """Effects drawn from the prior, among columns that are hard to tell apart."""
-    held, stated = [], []
+    held, stated, more = [], [], 0
     for seed in range(40):
         X, _ = correlated("chain of both signs", 8, n=60, seed=seed)
         rng = np.random.default_rng(seed)
         on = rng.random(8) < 0.25
         y = X @ np.where(on, rng.normal(size=8), 0.0) + np.sqrt(0.5) * rng.normal(size=60)
-        sets = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y).credible_sets(level=0.8)
-        held += [on[m].any() for m in sets]
-        stated += sets.probability.tolist()
-    assert abs(np.mean(held) - np.mean(stated)) < 3 * np.sqrt(0.1 * 0.9 / len(held))
+        reg = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y)
+        sure, sets = reg.credible_sets(level=0.8), reg.credible_sets(level=0.8, fdr=0.4)
+        assert np.sum(0.6 - sets.probability) <= 0
+        for kind in (sure, sets):
+            held.append([on[m].any() for m in kind])
+            stated.append(kind.probability.tolist())
+        more += len(sets) - len(sure)
+    for part in (slice(0, None, 2), slice(1, None, 2)):
+        found, told = (np.concatenate(v[part]) for v in (held, stated))
+        assert abs(found.mean() - told.mean()) < 3 * np.sqrt(np.mean(told * (1 - told)) / len(told))
+    assert more > 0
 
 
 def test_the_evidence_of_no_column_is_a_t_density():
