@@ -195,25 +195,10 @@ def find_sets(candidates, inclusion, names, level, purity, fdr=None):
     the other columns make less probable sets, and the most probable ones of all stay.
     """
     columns, on, weight, correlation = candidates
-    share, free = weight @ on, np.ones(len(columns), dtype=bool)
-    found: list[Any] = []
-    for least in [level] if fdr is None else [level, min(0.5, 1.0 - fdr)]:
-        for lead in np.argsort(-inclusion[columns], kind="stable"):
-            near = free & (correlation[lead] >= purity)
-            near[lead] = True
-            if not free[lead] or share[near].sum() < least:
-                continue
-            largest = on[:, near].any(axis=1) @ weight
-            if largest < least:
-                continue
-            aim = level if least == level else level * largest
-            members, probability = _grown(lead, near, on, weight, correlation, aim, purity)
-            if probability >= least:
-                free[members] = False
-                found.append((members, probability))
-    if fdr is not None:
-        chosen = expected_false(np.array([p for _, p in found]), fdr)
-        found = [f for f, c in zip(found, chosen, strict=True) if c]
+    leads = np.argsort(-inclusion[columns], kind="stable")
+    every = _every_set(leads, (on, weight, correlation, weight @ on), level, purity, fdr)
+    chosen = expected_false(np.array([p for _, p in every]), fdr or 1.0)
+    found = [every[k] for k in np.flatnonzero(chosen)]
     order = [np.array(m)[np.argsort(-inclusion[columns[m]], kind="stable")] for m, _ in found]
     members = [columns[m] for m in order]
     return CredibleSets(
@@ -223,11 +208,34 @@ def find_sets(candidates, inclusion, names, level, purity, fdr=None):
     )  # fmt: skip
 
 
-def _grown(lead, near, on, weight, correlation, level, purity):
-    """Return the places of the members of a set, of columns near its lead, and its probability."""
-    members, allowed, left = [lead], near.copy(), weight * ~on[:, lead]
+def _every_set(leads, law, level, purity, fdr):
+    """Return members and probability of each set, with `fdr` of those below the level as well."""
+    free, found = np.ones(len(leads), dtype=bool), list[Any]()
+    for least in [level] if fdr is None else [level, min(0.5, 1.0 - fdr)]:
+        for lead in leads:
+            members, probability = _grown(lead, free, law, level, least, purity)
+            if probability >= least:
+                free[members] = False
+                found.append((members, probability))
+    return found
+
+
+def _grown(lead, free, law, level, least, purity):
+    """Return the places of the members of a set and its probability, 0 where less than the least.
+
+    One of less than the level has that share of what is to be had near its lead.
+    """
+    on, weight, correlation, share = law
+    members, allowed = [lead], free & (correlation[lead] >= purity)
+    allowed[lead] = True
+    if not free[lead] or share[allowed].sum() < least:
+        return members, 0.0
+    largest = on[:, allowed].any(axis=1) @ weight
+    if largest < least:
+        return members, 0.0
+    aim, left = level if least == level else level * largest, weight * ~on[:, lead]
     allowed[lead] = False
-    while left.sum() > 1.0 - level and allowed.any():
+    while left.sum() > 1.0 - aim and allowed.any():
         places = np.flatnonzero(allowed)
         gain = left @ on[:, places]
         new = places[np.argmax(gain)]
