@@ -28,6 +28,7 @@ class _Lengths(NamedTuple):
     work: float = 6.5e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
+    agreed: float = 0.008  # error up to which they do: 43 of 200 fits on genotypes need more
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
@@ -272,7 +273,7 @@ def sample_models(law, seed, max_rounds, told):
         if draws.inclusion.sum() > max(_LENGTHS.dense, law.d / 2):
             return None
         work += _LENGTHS.round * chains.work
-        most_work = _LENGTHS.work * (1 if draws.mixed else _LENGTHS.patience)
+        most_work = _LENGTHS.work * (1 if draws.error < _LENGTHS.agreed else _LENGTHS.patience)
         done = draws.enough or work > most_work
         if told(draws) or (done and len(rounds) >= least):
             break

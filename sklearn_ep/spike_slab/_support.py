@@ -32,9 +32,8 @@ class FeatureSupport:
             Probability; one half is the median model. Not looked at with `fdr`.
         fdr : float or None, default=None
             Share in (0, 1) of false ones that may be expected: the most probable features are
-            taken, as many as keep the mean of 1 - `inclusion_proba_` at most there. Of the sets of
-            ``credible_sets(level=1 - fdr)``, where the estimator has such sets, no more are
-            expected to be without an effect either.
+            taken, as many as keep the mean of 1 - `inclusion_proba_` at most there. For sets of
+            correlated features see ``credible_sets(fdr=fdr)``.
 
         Returns
         -------
@@ -186,24 +185,20 @@ def _joined(parts, kind):
     return np.concatenate([np.zeros(0, kind), *parts])
 
 
-def find_sets(candidates, inclusion, names, level, purity):
+def find_sets(candidates, inclusion, names, level, purity, fdr=None):
     """Return the `CredibleSets` of a posterior.
 
     `candidates` are columns (u,), which of them are in what model, bool (S, u), weights (S,) of the
     models, and absolute correlations (u, u). A set begins with the most probable column that is in
     none yet. It takes, of the columns correlated with all its members, the one that is in most of
-    the models that have no member yet, until enough models have one. O(S u) a member.
+    the models that have no member yet, until enough models have one. O(S u) a member. With `fdr`
+    the other columns make less probable sets, and the most probable ones of all stay.
     """
     columns, on, weight, correlation = candidates
-    found: list[Any] = []
-    free = np.ones(len(columns), dtype=bool)
-    for lead in np.argsort(-inclusion[columns], kind="stable"):
-        if not free[lead]:
-            continue
-        members, probability = _grown(lead, free, on, weight, correlation, level, purity)
-        if probability >= level:
-            free[members] = False
-            found.append((members, probability))
+    leads = np.argsort(-inclusion[columns], kind="stable")
+    every = _every_set(leads, (on, weight, correlation, weight @ on), level, purity, fdr)
+    chosen = expected_false(np.array([p for _, p in every]), fdr or 1.0)
+    found = [every[k] for k in np.flatnonzero(chosen)]
     order = [np.array(m)[np.argsort(-inclusion[columns[m]], kind="stable")] for m, _ in found]
     members = [columns[m] for m in order]
     return CredibleSets(
@@ -213,14 +208,34 @@ def find_sets(candidates, inclusion, names, level, purity):
     )  # fmt: skip
 
 
-def _grown(lead, free, on, weight, correlation, level, purity):
-    """Return the places of the members of a set and its probability; cut short where hopeless."""
+def _every_set(leads, law, level, purity, fdr):
+    """Return members and probability of each set, with `fdr` of those below the level as well."""
+    free, found = np.ones(len(leads), dtype=bool), list[Any]()
+    for least in [level] if fdr is None else [level, min(0.5, 1.0 - fdr)]:
+        for lead in leads:
+            members, probability = _grown(lead, free, law, level, least, purity)
+            if probability >= least:
+                free[members] = False
+                found.append((members, probability))
+    return found
+
+
+def _grown(lead, free, law, level, least, purity):
+    """Return the places of the members of a set and its probability, 0 where less than the least.
+
+    One of less than the level has that share of what is to be had near its lead.
+    """
+    on, weight, correlation, share = law
     members, allowed = [lead], free & (correlation[lead] >= purity)
-    allowed[lead] = False
-    left, total = weight * ~on[:, lead], weight.sum()
-    if on[:, allowed | (np.arange(len(free)) == lead)].any(axis=1) @ weight < level * total:
+    allowed[lead] = True
+    if not free[lead] or share[allowed].sum() < least:
         return members, 0.0
-    while left.sum() > (1.0 - level) * total and allowed.any():
+    largest = on[:, allowed].any(axis=1) @ weight
+    if largest < least:
+        return members, 0.0
+    aim, left = level if least == level else level * largest, weight * ~on[:, lead]
+    allowed[lead] = False
+    while left.sum() > 1.0 - aim and allowed.any():
         places = np.flatnonzero(allowed)
         gain = left @ on[:, places]
         new = places[np.argmax(gain)]
@@ -230,7 +245,7 @@ def _grown(lead, free, on, weight, correlation, level, purity):
         left = left * ~on[:, new]
         allowed &= correlation[new] >= purity
         allowed[new] = False
-    return members, float(1.0 - left.sum() / total)
+    return members, float(1.0 - left.sum())
 
 
 def expected_false(inclusion, share):

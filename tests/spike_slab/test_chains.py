@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.inspection import InclusionDisplay
 from sklearn_ep.spike_slab import _chains
-from sklearn_ep.spike_slab._chains import best_model
+from sklearn_ep.spike_slab._chains import ModelChains, best_model, sample_models
 from sklearn_ep.spike_slab._linear_model import LinearModel
 from sklearn_ep.spike_slab._model_law import ModelLaw
 from sklearn_ep.spike_slab._plan import make_plan
@@ -229,6 +229,17 @@ def test_chains_that_do_not_agree_are_told():
     assert not reg.converged_ and reg.n_iter_ == 1 and np.all(np.isfinite(reg.predict(X)))
 
 
+def test_chains_that_do_not_agree_go_on(monkeypatch):
+    """Each round has the least work of a step times 200."""
+    law = law_of(*correlated("chain of both signs", 14))
+    lengths = _chains._LENGTHS._replace(error=0.0, work=200 * 5 * 4e4, patience=3)
+    for agreed, rounds in ((1.0, 6), (0.0, 16)):
+        told: list = []
+        monkeypatch.setattr(_chains, "_LENGTHS", lengths._replace(agreed=agreed))
+        sample_models(law, 0, 100, told.append)
+        assert len(told) == rounds
+
+
 @pytest.mark.parametrize("y", [np.zeros(30), np.full(30, 2.0), None])
 def test_hostile_data_give_finite_answers(y):
     X, given = correlated("copies", 15, n=30)
@@ -280,6 +291,38 @@ def test_what_a_column_adds_is_the_change_of_the_density_of_the_rows(d, units):
             assert gain[j] == pytest.approx(more - density(model, ratio), abs=2e-3)
 
 
+def test_places_are_drawn_by_their_weights():
+    chains = ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
+    weight = np.random.default_rng(1).random((len(chains.size), 31)).astype(np.float32)
+    weight[:, [0, 7, 30]] = 0.0
+    weight[::2, 20:] = 0.0
+    weight[1::2, 12] = 40.0
+    times, n_draws = np.zeros(weight.shape), 2000
+    for _ in range(n_draws):
+        times[chains._chain, chains._drawn(weight)] += 1
+    p = weight / weight.sum(axis=1, keepdims=True)
+    assert np.all(times[p == 0] == 0)
+    assert np.all(np.abs(times / n_draws - p) < 5 * np.sqrt(p * (1 - p) / n_draws) + 1e-12)
+
+
+def test_sums_of_a_round_in_single_precision_are_those_of_its_steps(monkeypatch):
+    chains = ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
+    put_in, steps = chains._put_in, []
+
+    def noted():
+        share, inside, size, fit = put_in()
+        own, is_in = share[:, :-1].astype(float), np.zeros((len(size), 30))
+        is_in[inside] = 1.0
+        steps.append((own + is_in, own * (size[:, None] + 3)))
+        return share, inside, size, fit
+
+    monkeypatch.setattr(chains, "_put_in", noted)
+    draws = chains.round(200)
+    seen, drawn = np.mean(steps, axis=0)
+    np.testing.assert_allclose(draws.seen, seen, atol=1e-5)
+    np.testing.assert_allclose(draws.drawn, drawn, atol=1e-5)
+
+
 def test_the_search_ends_at_the_best_of_all_models():
     X, y = correlated("chain of both signs", 8, n=12, seed=3)
     law = law_of(X, y)
@@ -317,7 +360,7 @@ def test_a_credible_set_holds_the_columns_that_cannot_be_told_apart():
     assert chosen[1] and np.mean(1 - reg.inclusion_proba_[chosen]) <= 0.1
     display = InclusionDisplay.from_estimator(reg, sets=sets)
     assert len(display.ax_[0].get_legend().get_texts()) == 2
-    for bad in (dict(level=1.0), dict(purity=1.5)):
+    for bad in (dict(level=1.0), dict(purity=1.5), dict(fdr=0)):
         with pytest.raises(ValueError, match="must"):
             reg.credible_sets(**bad)
     with pytest.raises(ValueError, match="fdr"):
@@ -335,16 +378,23 @@ def test_sets_of_a_fit_by_ep_and_of_noise():
 
 def test_sets_cover_as_often_as_they_say():
     """Effects drawn from the prior, among columns that are hard to tell apart."""
-    held, stated = [], []
+    held, stated, more = [], [], 0
     for seed in range(40):
         X, _ = correlated("chain of both signs", 8, n=60, seed=seed)
         rng = np.random.default_rng(seed)
         on = rng.random(8) < 0.25
         y = X @ np.where(on, rng.normal(size=8), 0.0) + np.sqrt(0.5) * rng.normal(size=60)
-        sets = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y).credible_sets(level=0.8)
-        held += [on[m].any() for m in sets]
-        stated += sets.probability.tolist()
-    assert abs(np.mean(held) - np.mean(stated)) < 3 * np.sqrt(0.1 * 0.9 / len(held))
+        reg = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y)
+        sure, sets = reg.credible_sets(level=0.8), reg.credible_sets(level=0.8, fdr=0.4)
+        assert np.sum(0.6 - sets.probability) <= 0
+        for kind in (sure, sets):
+            held.append([on[m].any() for m in kind])
+            stated.append(kind.probability.tolist())
+        more += len(sets) - len(sure)
+    for part in (slice(0, None, 2), slice(1, None, 2)):
+        found, told = (np.concatenate(v[part]) for v in (held, stated))
+        assert abs(found.mean() - told.mean()) < 3 * np.sqrt(np.mean(told * (1 - told)) / len(told))
+    assert more > 0
 
 
 def test_the_evidence_of_no_column_is_a_t_density():
