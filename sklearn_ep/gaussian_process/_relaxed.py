@@ -11,6 +11,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
+from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.likelihoods import LabelNoise
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching, Power
@@ -20,6 +21,7 @@ from .._estimator.checks import (
     check_common,
     check_number,
     is_part_list,
+    refuse_joint,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
@@ -30,6 +32,7 @@ from .._estimator.fitting import (
     one_or_stack,
     restore_on_error,
 )
+from .._estimator.latents import JointLatents, is_joint
 from ._base import (
     GaussianProcessBase,
     check_input_gradient,
@@ -50,9 +53,16 @@ from .inducing.rows import (
     first_points,
     inducing_count,
 )
+from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
-from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, Setting
+from .label_errors.problem import (
+    RATE_COUNTS,
+    BinaryLabels,
+    ErrorAveraging,
+    LabelErrorPlan,
+    Setting,
+)
 
 
 class ErrorDefaults(NamedTuple):
@@ -394,7 +404,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_number("no_errors", self.no_errors, 0, 1, boundaries="left")
         check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
         check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
-        check_choice("multi_class", self.multi_class, ["auto", "one_vs_rest"])
+        check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         check_number("freeze_after", self.freeze_after, 0, integer=True)
         check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
         for name in ("predict_clean", "learn_inducing"):
@@ -438,14 +448,18 @@ class RelaxedEPClassifier(GaussianProcessBase):
             self._coder = None
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
-        if self.n_partitions is not None and self._through_points(len(training.y)):
-            wants_average(self, len(training.y), {f"n_partitions={self.n_partitions}": True})
+        through = self._through_points(len(training.y))
+        joint = self._takes_joint(through)
+        if through and (joint or self.n_partitions is not None):
+            parted = "inducing points of several classes jointly"
+            setting = parted if joint else f"n_partitions={self.n_partitions}"
+            wants_average(self, len(training.y), {setting: True})
             return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        plan = self._plan_of(training)
-        fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y))
-        fit = joined_fits(fits, training.y, own_points=plan.unit is not None)
+        plan = self._plan_of(training, joint)
+        fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y), joint)
+        fit = joined_fits(fits, training.y, joint, own_points=plan.unit is not None)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -457,22 +471,26 @@ class RelaxedEPClassifier(GaussianProcessBase):
             data, kept = described(self, run, kept, seed)
             spread = float(np.sqrt(data.var.sum())) or 1.0
             rows = data.candidates, data.candidate_weight
-            Z = first_points(self, *rows, seed, m=self._inducing_count(data.weight))
+            joint = self._takes_joint(True)
+            m = inducing_count(self) if joint else self._inducing_count(data.weight)
+            Z = first_points(self, *rows, seed, m=m)
             kernel = self._initial_kernel(spread)
-            plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes), data.units.spread)
+            labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
+            empty, unit = np.zeros_like(empty), data.units.spread
+            plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
             problem = PartedErrors(plan, data)
             monitor = FitMonitor(
                 self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
             )
             fits = fit_each_problem(
                 lambda watch, k: fit_parted_errors(problem, run, watch, k),
-                self._n_problems,
+                len(plan.settings),
                 monitor,
             )
-            labels = labels_of_parts(problem, run)
+            y = labels_of_parts(problem, run)
             monitor.finish()
-        fit = joined_fits(fits, labels, own_points=plan.unit is not None)
-        return self._store(problem, fit, kept, **self._label_attributes(fit, labels, kept))
+        fit = joined_fits(fits, y, joint, own_points=plan.unit is not None)
+        return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
     @property
     def _asks_for_inducing(self):
@@ -503,12 +521,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         length = (DEFAULTS.smooth if kept else DEFAULTS.length) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
-    def _first_settings(self, n_rows, kernel, Z):
-        """Return the `Setting`s and sites at which the binary problems start."""
-        starts, sites = last_sites(self._last_fit, kernel, np.zeros((self._n_problems, 2, n_rows)))
+    def _first_settings(self, empty, kernel, Z):
+        """Return the `Setting`s and sites at which the problems start, else from `empty` ones."""
+        starts, sites = last_sites(self._last_fit, kernel, empty)
         rate = DEFAULTS.rate if self.label_noise == "learn" else float(self.label_noise)
         settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
-        if np.any(sites[0]):
+        if np.any(sites[0][1]):
             pairs = zip(settings, self._fitted.runs, strict=True)
             settings = [self._going_on(s, f.attributes["setting"]) for s, f in pairs]
         return settings, sites
@@ -522,7 +540,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             first = first._replace(points=last.points)
         return first
 
-    def _plan_of(self, training):
+    def _plan_of(self, training, joint):
         """Return the `LabelErrorPlan` of rows in memory."""
         X, spread = training.X, spread_of(self, training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
@@ -532,19 +550,41 @@ class RelaxedEPClassifier(GaussianProcessBase):
             Z = first_points(self, X, training.weight, seed, m=m)
         else:
             check_kernel(kernel, kernel(X))
-        averaging = self._averaging(training, kernel)
+        labels, empty = self._labels(training.y, joint)
+        averaging = self._averaging(training, kernel, len(empty) == 1)
         rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
         unit = None if Z is None else column_spread(X, training.weight)
-        return self._plan_with(kernel, Z, rng, spread, len(X), unit, **rows)
+        return self._plan_with(labels, kernel, Z, rng, spread, empty, unit, **rows)
 
-    def _plan_with(self, kernel, Z, rng, spread, n_rows, unit, **rows):
+    def _labels(self, y, joint):
+        """Return what rows are of, and empty sites, one entry a problem."""
+        labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
+        return labels, np.stack([labels.empty_sites(y)] * (1 if joint else self._n_problems))
+
+    def _takes_joint(self, through_points):
+        """Return whether all classes get one joint posterior; refuse settings that exclude it."""
+        K, asked = len(self.classes_), self.multi_class == "joint"
+        given: Any = self.inducing_points
+        m = inducing_count(self) if given is None else len(given)
+        checks = {
+            "rule='power'": self.rule == "power",
+            f"more than {MOST_WEIGHTS} classes times inducing points": through_points
+            and m * K > MOST_WEIGHTS,
+        }
+        excluding = [setting for setting, excludes in checks.items() if excludes]
+        for setting in excluding:
+            refuse_joint(self, setting)
+        wanted = asked or (K > 2 and self.multi_class == "auto" and not through_points)
+        return wanted and not excluding
+
+    def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
 
-        `unit` (d,) is the spread of the columns.
+        `unit` (d,) is the spread of the columns, `empty` are sites that say nothing.
         """
         if Z is not None:
             check_kernel(kernel, kernel(Z))
-        settings, sites = self._first_settings(n_rows, kernel, Z)
+        settings, sites = self._first_settings(empty, kernel, Z)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:
@@ -552,6 +592,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         n_restarts = self.n_restarts_optimizer if learn else 0
         return LabelErrorPlan(
             kernel=kernel,
+            labels=labels,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
             restarts=random_starts(kernel.bounds, n_restarts, rng),
@@ -571,7 +612,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             **rows,
         )
 
-    def _averaging(self, training, kernel):
+    def _averaging(self, training, kernel, one_problem):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
         settings = {
@@ -591,7 +632,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             no_errors=float(self.no_errors),
             plain_kernel=plain,
             plain_prior=scale_prior(link, spread, *DEFAULTS.plain_spreads),
-            n_jobs=effective_n_jobs(self.n_jobs) if self._n_problems == 1 else 1,
+            n_jobs=effective_n_jobs(self.n_jobs) if one_problem else 1,
         )
 
     def _label_attributes(self, fit, labels, kept):
@@ -614,3 +655,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _links(self):
         links = super()._links()
         return [LabelNoise(0.0, f.noise) for f in links] if self.predict_clean else links
+
+    def _latents(self):
+        if self.predict_clean and is_joint(self._posteriors):
+            return JointLatents(self._posteriors[0], self._posteriors[0].factor.winner)
+        return super()._latents()
