@@ -41,12 +41,13 @@ class ClassCovariance:
     Found for a prior covariance K (n, n), in its precision, and site precisions (n, K). `log_det`
     is half the log determinant of prior covariance times sites plus the identity. In single
     precision the roots of the E_c stay, whose products with a vector keep digits that those of E_c
-    lose. Links of negative precision want double precision.
+    lose, unless links of negative precision leave them none.
     """
 
     def __init__(self, K, precision):
         n, n_classes = precision.shape
         self.kind, self.single = K.dtype.type, K.dtype == np.float32
+        self._by_roots = self.single and precision.min() >= 0
         self.explained = _stack(n_classes, n, self.kind)
         self.roots = _stack(n_classes if self.single else 1, n, self.kind)
         self.log_det = -0.5 * np.sum(np.log(precision.sum(1)))
@@ -66,9 +67,9 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        if not self.single:
-            return np.column_stack(list(map(np.dot, self.explained, vectors)))
-        rounded = [x.astype(np.float32) for x in vectors]
+        rounded = [x.astype(self.kind, copy=False) for x in vectors]
+        if not self._by_roots:
+            return np.column_stack(list(map(np.dot, self.explained, rounded)))
         halves = map(np.dot, self.roots, rounded)
         return np.column_stack(list(map(np.dot, self.roots.transpose(0, 2, 1), halves)))
 
@@ -166,7 +167,7 @@ def _explain_less(K, precision, explained):
     B = -root[:, None] * (K[rows] @ left) * root
     add_to_diagonal(B, 1.0)
     lower = checked_cholesky(B)
-    half = triangular_solve(lower, (left * root).T)
+    half = triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
     explained -= half.T @ half
     return _log_diagonal(lower)
 
@@ -285,14 +286,16 @@ class JointGP(KernelGP):
         """Return the `JointState` for site parameters (n, K), copies of tied rows counted.
 
         Single precision is given up at this kernel where the mean or a variance does not come out
-        of it.
+        of it, as it does in double precision.
         """
         if self._rounded is not self.K:
             try:
                 return JointState(self.K, self._rounded, precision, shift)
             except ImproperPosterior:
-                self._rounded = self.K
-        return JointState(self.K, self.K, precision, shift)
+                pass
+        state = JointState(self.K, self.K, precision, shift)
+        self._rounded = self.K
+        return state
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""

@@ -13,7 +13,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.noisy_argmax import ErringArgmax
+from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
 
 KERNEL = ConstantKernel(4.0) * RBF(0.8)
 NEW = 2.0 * np.random.RandomState(9).randn(25, 2)
@@ -125,6 +127,25 @@ def test_close_to_the_exact_posterior(n_classes):
     assert np.abs(est.predict_proba(NEW[:4]) - proba).max() < 0.05
     wrong = weight @ (1.0 - 0.8 * own / label)
     assert np.abs(wrong - est.noise_proba_).max() < 0.05
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_slopes_in_kernel_and_rate_are_differences(n_classes, monkeypatch):
+    monkeypatch.setattr(ErrorProblem, "tol", 1e-9)
+    monkeypatch.setattr(ErringArgmax, "rough", lambda factor: factor)
+    X, y = toy(40, n_classes, 7)
+    est = RelaxedEPClassifier(KERNEL, multi_class="joint")
+    est.classes_ = np.arange(n_classes)
+    plan = est._plan_of(est._training(X, y, None), joint=True)
+    space = plan.space_of_average(plan.settings[0])
+    nodes = Nodes(ErrorProblem(plan, y, plan.sites[0]), space)
+    phi = space.start(KERNEL.theta) - 0.3
+    node = nodes.evaluate(phi, None)
+    steps = 1e-3 * np.eye(3)
+    ends = [[nodes.evaluate(phi + s, node).objective for s in (e, -e)] for e in steps]
+    slopes = [(up - down) / 2e-3 for up, down in ends]
+    # sites of three classes are a curved family, whose moves the gradient leaves out
+    np.testing.assert_allclose(node.gradient, slopes, atol=1e-4 if n_classes == 2 else 3.0)
 
 
 def test_names_of_classes_order_of_rows_and_weights():

@@ -43,9 +43,12 @@ class ClassLabels:
         return empty_sites(y, self.n_classes)
 
     def ep(self, plan, setting, y, passing=False):
-        """Return the fixed-point map at a setting, with fewer nodes of integrals on the way."""
+        """Return the fixed-point map at a setting, on the way in single precision.
+
+        And with fewer nodes of integrals.
+        """
         factor = self.factor(setting.rate, plan.noise)
-        structure = JointGP(setting.kernel, plan.X)
+        structure = JointGP(setting.kernel, plan.X, passing)
         return JointEP(structure, factor.rough() if passing else factor, y, plan.weight)
 
     def solve(self, ep, x, rule, damping, **steps):

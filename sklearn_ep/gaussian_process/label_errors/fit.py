@@ -140,6 +140,7 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     exact = plan.labels.exact_gradient
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
     search: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
+    found: Any
     if rows is None or not len(starts[0]):
         accuracy = accuracy._replace(exact_gradient=accuracy.exact_gradient and exact)
         found = search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
