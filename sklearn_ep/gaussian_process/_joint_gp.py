@@ -67,10 +67,11 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        rounded = [x.astype(self.kind, copy=False) for x in vectors]
+        if self.single:
+            vectors = [x.astype(np.float32) for x in vectors]
         if not self._by_roots:
-            return np.column_stack(list(map(np.dot, self.explained, rounded)))
-        halves = map(np.dot, self.roots, rounded)
+            return np.column_stack(list(map(np.dot, self.explained, vectors)))
+        halves = map(np.dot, self.roots, vectors)
         return np.column_stack(list(map(np.dot, self.roots.transpose(0, 2, 1), halves)))
 
     def halves(self, c, k):

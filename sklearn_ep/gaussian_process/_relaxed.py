@@ -581,19 +581,20 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _takes_joint(self, through_points):
         """Return whether all classes get one joint posterior; refuse settings that exclude it."""
-        K, asked = len(self.classes_), self.multi_class == "joint"
+        several = len(self.classes_) > 2 and self.multi_class == "auto" and not through_points
+        if not several and self.multi_class != "joint":
+            return False
         given: Any = self.inducing_points
         m = inducing_count(self) if given is None else len(given)
+        many = through_points and m * len(self.classes_) > MOST_WEIGHTS
         checks = {
             "rule='power'": self.rule == "power",
-            f"more than {MOST_WEIGHTS} classes times inducing points": through_points
-            and m * K > MOST_WEIGHTS,
+            f"more than {MOST_WEIGHTS} classes times inducing points": many,
         }
         excluding = [setting for setting, excludes in checks.items() if excludes]
         for setting in excluding:
             refuse_joint(self, setting)
-        wanted = asked or (K > 2 and self.multi_class == "auto" and not through_points)
-        return wanted and not excluding
+        return not excluding
 
     def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.

@@ -5,6 +5,7 @@ exactly; the links of a row whose label is suspect turn negative, as binary site
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from ..._engine.class_sites import JointEP, empty_sites
@@ -51,9 +52,9 @@ class ClassLabels:
         structure = JointGP(setting.kernel, plan.X, passing)
         return JointEP(structure, factor.rough() if passing else factor, y, plan.weight)
 
-    def solve(self, ep, x, rule, damping, **steps):
-        """Return the `Result` from sites x; the only rule is to match moments."""
-        return ep.solve(x, damping=damping, mixing=damping, **steps)
+    def solver(self, ep, rule, mixing):
+        """Return what maps sites to a `Result`; the only rule is to match moments."""
+        return partial(ep.solve, mixing=mixing)
 
     def slopes(self, plan, ep, result):
         """Return the gradient in theta and points, and how probably each label is wrong (n,)."""

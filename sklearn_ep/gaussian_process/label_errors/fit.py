@@ -244,8 +244,8 @@ def _converged(problem, setting, x, monitor):
         limits: dict[str, Any] = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
         if rung.rule is None:
             return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
-        limits |= dict(damping=rung.damping, accelerate=rung.accelerate)
-        return plan.labels.solve(ep, x, rung.rule, **limits)
+        solve = plan.labels.solver(ep, rung.rule, rung.damping)
+        return solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
     return climb(plan.labels.rungs(plan), run, x, plan.max_iter, monitor)
 

@@ -229,9 +229,9 @@ class BinaryLabels:
         structure = LatentNoise(latent, plan.noise, plan.weight)
         return WholeEP(structure, LabelErrorStep(setting.rate), sign, plan.weight, plan.rule)
 
-    def solve(self, ep, x, rule, **steps):
-        """Return the `Result` of a rule from sites x."""
-        return WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule).solve(x, **steps)
+    def solver(self, ep, rule, mixing):
+        """Return what maps sites to the `Result` of a rule, with so much mixing of whole steps."""
+        return WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule).solve
 
     def slopes(self, plan, ep, result):
         """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
@@ -365,7 +365,7 @@ class LabelErrorPlan:
                 fit.runs[k].attributes["setting"]._replace(kernel=with_theta(self.kernel, part))
             )
             ep = self.ep(setting, y)
-            solve = partial(self.labels.solve, ep, rule=self.rule, tol=tol, **steps)
+            solve = partial(self.labels.solver(ep, self.rule, self.damping), tol=tol, **steps)
             try:
                 result = solve(x)
             except ImproperPosterior:  # these sites are no start for this kernel
@@ -430,10 +430,10 @@ class ErrorProblem:
             ep = self.plan.ep(setting, self.y, passing=True)
         except ImproperPosterior:  # inducing points that have met
             return None
-        steps = dict(rule=self.plan.rule, tol=self.tol, max_iter=40, accelerate=True)
+        solve = labels.solver(ep, self.plan.rule, labels.damping)
+        solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.sites
-        solve, empty = partial(labels.solve, ep, **steps), labels.empty_sites(self.y)
-        result = settled(solve, x, empty, labels.damping)
+        result = settled(solve, x, labels.empty_sites(self.y), labels.damping)
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
     def of_rows(self, rows):
