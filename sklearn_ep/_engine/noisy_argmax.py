@@ -195,9 +195,9 @@ class ErringArgmax:
     probability p_y that class y wins. It rises with p_y, with slope 1 - e K / (K - 1), so that all
     follows from what the winner alone says. `noise` is the variance of the normal noise. Slopes of
     losers may be negative: the label counts as suspect. That of the winner is as without errors;
-    the others have the curvature of log Z in the winner with each loser. On iris and wine with
-    .15 of the labels wrong the log loss is .02 lower than by those in each loser alone, on each of
-    eight splits, and the same without wrong labels.
+    the others have the negative curvature of log Z in each loser. With those in the winner and each
+    loser, as without errors, sites of random labels do not settle, and the evidence of 48 rows is
+    ten nats lower.
     """
 
     log_concave, fixed_winner = False, True
@@ -234,14 +234,12 @@ class ErringArgmax:
             return ClassTilted(log_p, gradient, slope)
         log_z, rows = self._mixed(log_p), np.arange(len(y))
         share = np.exp(np.log1p(-self.n_classes * self.floor) + log_p - log_z)[:, None]
-        own, total = slope[rows, y][:, None], slope.sum(1, keepdims=True)
-        # what links each loser to the winner: minus these are entries of the curvature
-        links = share * own * (slope / total) + share * (1.0 - share) * (
-            gradient[rows, y][:, None] * gradient
-        )
-        links[rows, y] = 0.0
-        new = own * links / (own - links.sum(1, keepdims=True))
-        new[rows, y] = own[:, 0]
+        own, new, total = slope[rows, y], slope, slope.sum(1, keepdims=True)
+        bent = share * (slope * (1.0 - slope / total) - (1.0 - share) * gradient**2)
+        for _ in range(2):  # of two classes one is exact, of more a third moves nothing by 1e-3
+            rest = new.sum(1, keepdims=True) - new
+            new = bent * rest / (rest - bent)
+            new[rows, y] = own
         return ClassTilted(log_z, share * gradient, new)
 
     def wrong_proba(self, log_z: np.ndarray) -> np.ndarray:

@@ -59,7 +59,6 @@ def test_tilted_moments_are_those_of_quadrature(n_classes, noise):
     y, mean = np.arange(n_classes), 2.0 * rng.randn(n_classes, n_classes)
     var = rng.uniform(0.2, 4.0, mean.shape)
     found = ErringArgmax(rate, n_classes, noise).tilted(y, mean, var)
-    total = found.slope.sum(1)
     for i in range(n_classes):
 
         def log_z(move, i=i):
@@ -69,15 +68,17 @@ def test_tilted_moments_are_those_of_quadrature(n_classes, noise):
         assert found.log_z[i] == pytest.approx(log_z(away), abs=1e-9)
         gradient = [(log_z(e) - log_z(-e)) / 2e-3 for e in moves]
         np.testing.assert_allclose(found.gradient[i], gradient, atol=1e-6)
-        # the curvature of the winner with every other class
-        e = moves[i]
-        bent = [(log_z(e + o) - log_z(e - o) - log_z(o - e) + log_z(-e - o)) / 4e-6 for o in moves]
-        star = np.diag(found.slope[i]) - np.outer(found.slope[i], found.slope[i]) / total[i]
-        np.testing.assert_allclose(star[i], -np.array(bent), atol=2e-6)
     p = (np.exp(found.log_z) - rate / (n_classes - 1)) / (1.0 - rate * n_classes / (n_classes - 1))
     wrong = rate * (1.0 - p) / (n_classes - 1) / np.exp(found.log_z)
     told = ErringArgmax(rate, n_classes, noise).wrong_proba(found.log_z)
     np.testing.assert_allclose(told, wrong, atol=1e-12)
+    # curvatures in each loser follow from those without errors
+    plain, losers = ErringArgmax(0.0, n_classes, noise).tilted(y, mean, var), y[:, None] != y
+    share = (1.0 - rate * n_classes / (n_classes - 1)) * np.exp(plain.log_z - found.log_z)[:, None]
+    own, without = (t.slope - t.slope**2 / t.slope.sum(1, keepdims=True) for t in (found, plain))
+    bent = share * without - share * (1.0 - share) * plain.gradient**2
+    close = 1e-12 if n_classes == 2 else 1e-3
+    np.testing.assert_allclose(own[losers], bent[losers], atol=close)
 
 
 @pytest.mark.parametrize("latent_noise", [0.5, 1.0])
@@ -124,9 +125,9 @@ def test_close_to_the_exact_posterior(n_classes):
     assert abs(est.log_evidence_ - np.log(weight.mean())) < 0.1
     weight /= weight.sum()
     proba = np.einsum("s,sic->ic", weight, wins[:, 6:])
-    assert np.abs(est.predict_proba(NEW[:4]) - proba).max() < 0.05
+    assert np.abs(est.predict_proba(NEW[:4]) - proba).max() < 0.04
     wrong = weight @ (1.0 - 0.8 * own / label)
-    assert np.abs(wrong - est.noise_proba_).max() < 0.05
+    assert np.abs(wrong - est.noise_proba_).max() < 0.03
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -145,7 +146,15 @@ def test_slopes_in_kernel_and_rate_are_differences(n_classes, monkeypatch):
     ends = [[nodes.evaluate(phi + s, node).objective for s in (e, -e)] for e in steps]
     slopes = [(up - down) / 2e-3 for up, down in ends]
     # sites of three classes are a curved family, whose moves the gradient leaves out
-    np.testing.assert_allclose(node.gradient, slopes, atol=1e-4 if n_classes == 2 else 3.0)
+    np.testing.assert_allclose(node.gradient, slopes, atol=1e-4 if n_classes == 2 else 1.0)
+
+
+def test_random_labels_settle_and_say_nothing():
+    X = np.repeat(np.random.RandomState(0).randn(8, 2), 6, axis=0)
+    y = np.random.RandomState(1).randint(0, 4, 48)
+    est = RelaxedEPClassifier().fit(X, y)
+    assert est.converged_
+    assert np.abs(est.predict_proba(X) - 0.25).max() < 0.3
 
 
 def test_names_of_classes_order_of_rows_and_weights():
@@ -194,8 +203,8 @@ def test_partitions_change_nothing():
 
 def test_learns_what_wrong_labels_hide():
     X, y = load_iris(return_X_y=True)
-    X, rates, lower = StandardScaler().fit_transform(X), [], []
-    for seed in range(4):
+    X, lower = StandardScaler().fit_transform(X), []
+    for seed in range(3):
         rng = np.random.RandomState(seed)
         train, test, own, held = train_test_split(X, y, stratify=y, random_state=seed)
         told, wrong = flipped(own, 3, 0.2, rng)
@@ -206,11 +215,19 @@ def test_learns_what_wrong_labels_hide():
         scores = [log_loss(held, e.predict_proba(test)) for e in (est, plain)]
         lower.append(scores[1] - scores[0])
         assert roc_auc_score(wrong, est.noise_proba_) > 0.95
-        rates.append(est.label_noise_ - wrong.mean())
-    assert np.mean(lower) > 0.1
+    assert np.mean(lower) > 0.08
     assert np.min(lower) > 0
-    assert abs(np.mean(rates)) < 0.04
-    assert np.abs(rates).max() < 0.08
+
+
+def test_the_rate_is_near_the_truth():
+    off = []
+    for seed in range(4):
+        X, clean = toy(200, 3, seed, rate=0.0)
+        y, wrong = flipped(clean, 3, 0.15, np.random.RandomState(seed + 50))
+        est = RelaxedEPClassifier(hyperparameters="mode").fit(X, y)
+        off.append(est.label_noise_ - wrong.mean())
+    assert abs(np.mean(off)) < 0.03
+    assert np.abs(off).max() < 0.06
 
 
 def test_warm_start_pickle_and_observed_labels():
