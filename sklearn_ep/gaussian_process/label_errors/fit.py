@@ -70,13 +70,15 @@ def fit_label_errors(plan, y, monitor, k):
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
-    average = _average_about(nodes, mode, _curvature(nodes, rows, mode), watch)
+    curvature = _curvature(nodes, rows, mode)
+    average = _average_about(nodes, mode, curvature, watch)
     without, log_odds = None, -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         plain = _nodes_without_errors(nodes, average)
         found = _mode(plain, rows, TO_THE_MODE)
         if found is not None:
-            without, log_odds = _without_errors(nodes, average, plain, found[0], watch)
+            own = nodes, average, curvature
+            without, log_odds = _without_errors(*own, plain, found[0], watch)
     fit = _mixed(nodes, average, without, log_odds, trace, end)
     log_evidence = average.log_evidence
     if plan.learn_rate:
@@ -159,9 +161,15 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
 
 
 def _curvature(nodes, rows, mode):
-    """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
-    if rows is None or len(nodes.problem.y) <= LIMITS.lattice_errors[1]:
+    """Return the curvature at a mode, in proportion to that of some rows; None for a lattice.
+
+    That is of few rows, unless the gradient is not exact, which may lead it far astray.
+    """
+    few = len(nodes.problem.y) <= LIMITS.lattice_errors[1]
+    if nodes.problem.plan.labels.exact_gradient and (rows is None or few):
         return None
+    if rows is None:
+        return curvature_at(nodes.evaluate, mode, nodes.space.bounds)[0]
     evaluate, share = nodes.of_rows(rows).evaluate, nodes.problem.plan.share(rows)
     near = evaluate(mode.phi, None)
     return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
@@ -196,20 +204,23 @@ def _nodes_without_errors(nodes, average):
     return Nodes(problem, ErrorSpace(first, scales, None))
 
 
-def _without_errors(nodes, average, plain, mode, monitor):
+def _without_errors(nodes, average, curvature, plain, mode, monitor):
     """Return the `Average` about the mode of `plain` nodes without label errors, and its log odds.
 
-    `average` is that of nodes with errors.
+    `average` is that of nodes with errors, `curvature` that at their mode or None.
     """
     log_odds = logit(nodes.problem.plan.averaging.no_errors) - average.log_evidence
     scales, log_mass = plain.space.kernel, mode.objective
     if scales is None:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    # where its share is small it is the mode alone, with the volume of kernels with errors
-    phi = average.phi[:, : len(scales.names)]
+    # where its share is small it is the mode alone, with the volume of kernels with errors, and of
+    # several classes jointly, as without errors
+    exact, phi = nodes.problem.plan.labels.exact_gradient, average.phi[:, : len(scales.names)]
     cov = np.atleast_2d(np.cov(phi.T, aweights=average.weight, ddof=0))
+    if not exact and curvature is not None:
+        cov = np.linalg.inv(curvature)[: phi.shape[1], : phi.shape[1]]
     log_mass += 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
-    if expit(log_odds + log_mass) < 0.02:
+    if not exact or expit(log_odds + log_mass) < 0.02:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
     known = len(nodes.problem.y) > LIMITS.lattice_errors[1]
     without = _average_about(plain, mode, np.linalg.inv(cov) if known else None, monitor)
