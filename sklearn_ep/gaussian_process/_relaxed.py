@@ -182,9 +182,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         problem a class, each with a kernel and a rate of its own. "auto" is joint for the dense
         method unless ``rule="power"``. On 300 rows with .15 of the labels wrong the log loss is
         then .20 for .23 with four classes, and .60 for .68 with ten. On iris, wine and three
-        classes it is alike. A fit takes 1 to 3 times as long. Through inducing points, where "auto" is
-        one_vs_rest, "joint" takes 100 of them and the mode; more than 4000 classes times inducing
-        points, and ``rule="power"``, are a ValueError.
+        classes it is alike. A fit takes 1 to 3 times as long. Through inducing points, where "auto"
+        is one_vs_rest, "joint" takes 100 of them and the mode; more than 4000 classes times
+        inducing points, and ``rule="power"``, are a ValueError.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
