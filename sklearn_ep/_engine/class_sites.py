@@ -12,8 +12,10 @@ a star with that utility at its centre::
                f_2
 
 Such a site comes in closed form from one integral over the utility, has no negative curvature for
-normal noise, and is the binary site at K = 2. `class_update` is one pass over the rows, `JointEP`
-the fixed-point map whose structure says what a posterior with such sites is.
+normal noise, and is the binary site at K = 2. Where the label may be wrong links of losers may be
+negative, as the precisions of binary sites; that of the winner and their sum never are.
+`class_update` is one pass over the rows, `JointEP` the fixed-point map whose structure says what a
+posterior with such sites is.
 
 `ClassWeights` is that of linear predictors, W classes x columns with Gaussian priors. The latent
 values of a row b are W b, and the precision of the weights has the blocks [c = j] diag(prior) + B'
@@ -23,7 +25,7 @@ row.
 """
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +49,7 @@ _LEAST_VARIANCE = 1e-8
 
 
 class ClassSites(NamedTuple):
-    """Sites of all rows: precisions d >= 0 of the links to the winner, shifts b that sum to 0."""
+    """Sites of all rows: precisions d of the links to the winner, shifts b that sum to 0."""
 
     precision: np.ndarray
     shift: np.ndarray
@@ -154,6 +156,8 @@ def class_update(
     if not np.all(left > 0):
         raise ImproperPosterior("latent values of classes are beyond double precision")
     d = tilted.slope / left
+    if not np.all(d.sum(1) > 0):
+        raise ImproperPosterior("a row takes more of its classes' precision than it has")
     new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
     return ClassUpdate(new, log_term, tilted, proper)
@@ -166,7 +170,7 @@ def class_change(
 
     `var` (n, K) are the variances of the marginals.
     """
-    links = np.abs(new.precision - old.precision) * var / (1.0 + var * old.precision)
+    links = np.abs(new.precision - old.precision) * var / (1.0 + var * np.abs(old.precision))
     if factor.fixed_winner:
         links[np.arange(len(y)), y] = 0.0
     shifts = np.abs(new.shift - old.shift) * np.sqrt(var)
@@ -199,6 +203,8 @@ def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     d, b = sites
     spread = 1.0 + d * v
     e, x = d / spread, (m + v * b) / spread
+    if not (np.all(spread > 0) and np.all(e.sum(1) > 0)):
+        raise ImproperPosterior("links of negative precision leave a row no distribution")
     level = np.sum(d * x, axis=1) / e.sum(1)
     tilted = x + v * e * level[:, None]
     log_det = np.sum(np.log(spread), axis=1) + np.log(e.sum(1)) - np.log(d.sum(1))
@@ -242,7 +248,8 @@ class JointEP:
     def __init__(self, structure: Any, factor: Any, y: np.ndarray, weight: np.ndarray) -> None:
         purpose = "expectation propagation for classes"
         require("structure", structure, ["posterior"], purpose)
-        require("factor", factor, ["tilted", "log_proba", "fixed_winner"], purpose)
+        needs = ["tilted", "log_proba", "fixed_winner", "log_concave"]
+        require("factor", factor, needs, purpose)
         self.structure, self.factor, self.y = structure, factor, y
         self.weight, self._copies = weight, weight[:, None]
 
@@ -290,26 +297,33 @@ class JointEP:
             tol=tol,
             damping=damping,
             acceleration=acceleration,
-            repair=admissible,
+            repair=partial(admissible, signed=not self.factor.log_concave),
             monitor=monitor,
             undamped_start=accelerate and not np.any(x[1]),
         )
         if acceleration is None or not result.converged:
             return result
         x, target = result.x, result.evaluation.target
-        return replace(result, ahead=admissible(acceleration(x, result.evaluation), x, target))
+        ahead = acceleration(x, result.evaluation)
+        signed = not self.factor.log_concave
+        return replace(result, ahead=admissible(ahead, x, target, signed))
 
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
         return self.structure.evidence_gradient(state)
 
 
-def admissible(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
+def admissible(
+    proposal: np.ndarray, x: np.ndarray, target: np.ndarray, signed: bool = False
+) -> np.ndarray:
     """Replace extrapolated negative links by half the plain step; centre the shifts.
 
-    All are sites (2, n, K).
+    All are sites (2, n, K). Of links that may be negative, `signed`, all of a row that leave it no
+    precision.
     """
     bad = proposal[0] < 0
+    if signed:
+        bad[:] = proposal[0].sum(1, keepdims=True) <= 0
     new = proposal.copy()
     new[0][bad] = 0.5 * (x + target)[0][bad]
     new[1] -= new[1].mean(1, keepdims=True)

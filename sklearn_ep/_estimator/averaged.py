@@ -121,8 +121,8 @@ class AveragedClasses(_Mixture):
     def latent_and_log_proba(self, X, factor):
         """Return the same and log probabilities (n, K) by a factor, those of the nodes mixed."""
         means, covs = self.moments(X)
-        pairs = zip(means, covs, strict=True)
-        each = [factor.log_proba(m, contrast_variances(cov)) for m, cov in pairs]
+        nodes = zip(self.links(factor), means, covs, strict=True)
+        each = [own.log_proba(m, contrast_variances(cov)) for own, m, cov in nodes]
         return *self._mixed(means, covs), log_mixture(self.weight, np.array(each))
 
     def covariance(self, X1, X2, c, j):

@@ -223,11 +223,13 @@ class JointLatents:
     `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, and `draw(X, n_samples, rng)` ->
     (S, n, K). It has the `factor` of all classes, and may offer `covariance_with(X2, c, j)`. One
     that is not Gaussian offers `latent_and_log_proba(X, factor)`. Of two classes only the contrast
-    (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model.
+    (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model. Labels are
+    predicted by another `factor` where one is given.
     """
 
-    def __init__(self, posterior):
+    def __init__(self, posterior, factor=None):
         self.posterior = posterior
+        self.factor = posterior.factor if factor is None else factor
 
     def mean_and_variance(self, X):
         """Return means and variances (n, K), of two classes (n,)."""
@@ -258,19 +260,19 @@ class JointLatents:
         Variances of each class less the mean of all; probabilities of a softmax to 1e-6 as a rule,
         for half of the nodes.
         """
-        factor = self.posterior.factor
-        factor = QUICK_SOFTMAX if factor is SOFTMAX else factor
+        factor = QUICK_SOFTMAX if self.factor is SOFTMAX else self.factor
         _, cov, log_proba = self._latent_and_log_proba(X, factor)
         return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], log_proba
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
-        return self._latent_and_log_proba(X, self.posterior.factor)[2]
+        return self._latent_and_log_proba(X, self.factor)[2]
 
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
-        nodes = nodes_at(self.posterior, self.posterior.factor.rough(), X)
-        return interval_of_joint(nodes, level)
+        nodes = nodes_at(self.posterior, self.factor, X)
+        rough = {link: link.rough() for link in nodes.links}
+        return interval_of_joint(nodes._replace(links=[rough[k] for k in nodes.links]), level)
 
     def _latent_and_log_proba(self, X, factor):
         if hasattr(self.posterior, "latent_and_log_proba"):
@@ -280,7 +282,7 @@ class JointLatents:
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""
-        return np.exp(self.posterior.factor.log_prob(self.posterior.draw(X, n_samples, rng)))
+        return np.exp(self.factor.log_prob(self.posterior.draw(X, n_samples, rng)))
 
 
 def is_joint(posteriors):

@@ -20,6 +20,7 @@ from .._engine.gaussian import (
     invert_triangular,
     jittered_cholesky,
     lower_times,
+    triangular_solve,
 )
 from ._dense_gp import KernelGP
 from ._limits import LIMITS
@@ -40,12 +41,13 @@ class ClassCovariance:
     Found for a prior covariance K (n, n), in its precision, and site precisions (n, K). `log_det`
     is half the log determinant of prior covariance times sites plus the identity. In single
     precision the roots of the E_c stay, whose products with a vector keep digits that those of E_c
-    lose.
+    lose, unless links of negative precision leave them none.
     """
 
     def __init__(self, K, precision):
         n, n_classes = precision.shape
         self.kind, self.single = K.dtype.type, K.dtype == np.float32
+        self._by_roots = self.single and precision.min() >= 0
         self.explained = _stack(n_classes, n, self.kind)
         self.roots = _stack(n_classes if self.single else 1, n, self.kind)
         self.log_det = -0.5 * np.sum(np.log(precision.sum(1)))
@@ -65,10 +67,11 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        if not self.single:
+        if self.single:
+            vectors = [x.astype(np.float32) for x in vectors]
+        if not self._by_roots:
             return np.column_stack(list(map(np.dot, self.explained, vectors)))
-        rounded = [x.astype(np.float32) for x in vectors]
-        halves = map(np.dot, self.roots, rounded)
+        halves = map(np.dot, self.roots, vectors)
         return np.column_stack(list(map(np.dot, self.roots.transpose(0, 2, 1), halves)))
 
     def halves(self, c, k):
@@ -114,10 +117,11 @@ class ClassCovariance:
         own = np.empty(precision.shape)
         for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
             tau = precision[:, c].astype(self.kind)
-            given = tau * prior >= 1e-10  # a weaker site is as good as none
+            told = np.abs(tau) * prior
+            given = told >= 1e-10  # a weaker site is as good as none
             share = 1.0 / np.where(given, tau, self.kind(1.0))
             kept = 1.0 - share * np.diagonal(E)
-            kept = np.where(tau * prior < 0.1, np.einsum("ij,ij->j", E, K), kept)
+            kept = np.where(told < 0.1, np.einsum("ij,ij->j", E, K), kept)
             own[:, c] = share * kept
             np.multiply(E, -share, out=part)
             np.fill_diagonal(part, kept)
@@ -137,7 +141,7 @@ def _explain(K, precision, root, out):
 
     `root` (n, n) gets the lower triangular matrix whose product with itself the inverse is.
     """
-    scale = np.sqrt(precision).astype(K.dtype)
+    scale = np.sqrt(np.maximum(precision, 0.0)).astype(K.dtype)
     np.multiply(scale[:, None], K, out=root.T)
     root *= scale[:, None]
     add_to_diagonal(root, 1.0)
@@ -148,7 +152,25 @@ def _explain(K, precision, root, out):
     out[:] = lower
     square = lapack.slauum if K.dtype == np.float32 else lapack.dlauum
     _mirror(square(out, lower=1, overwrite_c=1)[0])
-    return log_det
+    return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
+
+
+def _explain_less(K, precision, explained):
+    """Take what negative precisions lack off E (n, n) of the others; return their log determinant.
+
+    With A the covariance that the others leave of these rows and d = sqrt(-precision), half of it
+    is that of I - d A d, which is positive definite if the posterior is proper.
+    """
+    rows = np.flatnonzero(precision < 0)
+    root = np.sqrt(-precision[rows])
+    left = -explained @ K[:, rows]
+    left[rows, np.arange(len(rows))] += 1.0
+    B = -root[:, None] * (K[rows] @ left) * root
+    add_to_diagonal(B, 1.0)
+    lower = checked_cholesky(B)
+    half = triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
+    explained -= half.T @ half
+    return _log_diagonal(lower)
 
 
 def _log_diagonal(lower):
@@ -265,14 +287,16 @@ class JointGP(KernelGP):
         """Return the `JointState` for site parameters (n, K), copies of tied rows counted.
 
         Single precision is given up at this kernel where the mean or a variance does not come out
-        of it.
+        of it, as it does in double precision.
         """
         if self._rounded is not self.K:
             try:
                 return JointState(self.K, self._rounded, precision, shift)
             except ImproperPosterior:
-                self._rounded = self.K
-        return JointState(self.K, self.K, precision, shift)
+                pass
+        state = JointState(self.K, self.K, precision, shift)
+        self._rounded = self.K
+        return state
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""

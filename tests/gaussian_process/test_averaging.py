@@ -528,7 +528,11 @@ def test_hostile_data_with_label_errors(what):
 def test_several_classes_with_label_errors():
     X, y, _ = wrong_labels(60, 0.1)
     y = y + (X[:, 1] > 0.5)
-    clf = Relaxed().fit(X, y)
+    clf = Relaxed(multi_class="one_vs_rest").fit(X, y)
     assert clf.label_noise_.shape == clf.no_errors_proba_.shape == (3,)
     assert len(clf.hyper_nodes_) == 3 and clf.noise_proba_.shape == (60,)
+    assert pickle.loads(pickle.dumps(clf)).predict_proba(X).shape == (60, 3)
+    clf = Relaxed().fit(X, y)
+    assert clf.multi_class_ == "joint" and 0 < clf.label_noise_ < 0.45
+    assert clf.hyper_nodes_.shape[1] == 3 and clf.noise_proba_.shape == (60,)
     assert pickle.loads(pickle.dumps(clf)).predict_proba(X).shape == (60, 3)

@@ -25,8 +25,8 @@ from ..._engine.contracts import require
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, inverse_from_triangular
 from ..._engine.hyper import Accuracy
 from .._hyperparameters import JOINT_ACCURACY
-from .ep import RowSlopes, Visit
-from .values import InducingPosterior, block_rows, rows_times, times_rows
+from .ep import RowSlopes, Visit, signed_gram
+from .values import InducingPosterior, block_rows, times_rows
 
 
 class ClassPosterior(InducingPosterior):
@@ -97,7 +97,7 @@ class JointLabels:
     accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
 
     def __post_init__(self):
-        needs = ["tilted", "log_proba", "fixed_winner"]
+        needs = ["tilted", "log_proba", "fixed_winner", "log_concave"]
         require("factor", self.factor, needs, "expectation propagation for classes")
 
     @property
@@ -153,8 +153,7 @@ class JointLabels:
         share = sites[:, 0] / np.where(total > 0, total, 1.0)
         for c in range(K):
             for j in range(c):
-                half = rows_times(W, np.sqrt(links[c] * share[j]))
-                gram[c, :, j] -= half.T @ half
+                gram[c, :, j] -= signed_gram(W, links[c] * share[j])
         shift += np.concatenate([times_rows(weight * b, W) for b in sites[:, 1]])
 
     def completed(self, grams):
@@ -171,8 +170,8 @@ class JointLabels:
 
     def admissible(self, proposal, x, target):
         """Return sites (K, 2, n) that a posterior may have."""
-        last = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
-        return admissible(*last).transpose(2, 0, 1)
+        new, x, target = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
+        return admissible(new, x, target, not self.factor.log_concave).transpose(2, 0, 1)
 
     def log_left_out(self, posteriors, rows):
         """Return log probabilities (b,) of labels under cavities."""

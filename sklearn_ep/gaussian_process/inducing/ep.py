@@ -39,7 +39,7 @@ from .values import (
 )
 
 
-def _weighted_gram(W, v):
+def signed_gram(W, v):
     """Return W' diag(v) W; where v has one sign as a symmetric product, half of the flops."""
     if v.size == 0 or v.min() >= 0:
         half = rows_times(W, np.sqrt(v))
@@ -170,7 +170,7 @@ class BinaryProblems:
 
     def add_sums(self, gram, shift, W, weight, sites):
         """Add gram and shift of sites (1, 2, b) with copies to sums (m, m) and (m,)."""
-        gram += _weighted_gram(W, weight * sites[0, 0])
+        gram += signed_gram(W, weight * sites[0, 0])
         shift += times_rows(weight * sites[0, 1], W)
 
     def completed(self, gram):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 
-from ..._engine.contracts import WholeEP
 from ..._engine.hyper import (
     KEPT,
     TO_THE_MODE,
@@ -29,22 +28,17 @@ from ..._engine.hyper import (
     search_mode,
 )
 from ..._engine.loop import SILENT, Result, Trace
-from ..._engine.sites import Sites, cavity
-from ..._estimator.averaged import AveragedPosterior
 from .._base import (
     attributes_of_nodes,
     fit_of_sites,
-    left_out_signs,
     mixed_logs,
     third_of_rows,
     watch_of_sweeps,
 )
 from .._kernels import with_theta
 from .._limits import LIMITS
-from ..inducing.values import AveragedInducing
 from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
-from .rules import LabelErrorStep
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.
@@ -57,9 +51,12 @@ ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 _SPACINGS, _ENDS = {2: Spacing(2.0, 3.5, 9), 3: Spacing(2.0, 3.5, 20)}, 0.5
 
 
-def fit_label_errors(plan, sign, monitor, k):
-    """Learn or average, converge the sites, and return the `BinaryFit` of problem k."""
-    problem, first = ErrorProblem(plan, sign, plan.sites[k]), plan.settings[k]
+def fit_label_errors(plan, y, monitor, k):
+    """Learn or average, converge the sites, and return the `BinaryFit` of problem k.
+
+    y are its labels: signs, or class indices of all classes jointly.
+    """
+    problem, first = ErrorProblem(plan, y, plan.sites[k]), plan.settings[k]
     rows, trace = _some_rows(problem, first), Trace(monitor)
     if plan.averaging is None:
         return _fit_of_mode(problem, first, rows, trace)
@@ -73,13 +70,15 @@ def fit_label_errors(plan, sign, monitor, k):
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
-    average = _average_about(nodes, mode, _curvature(nodes, rows, mode), watch)
+    curvature = _curvature(nodes, rows, mode)
+    average = _average_about(nodes, mode, curvature, watch)
     without, log_odds = None, -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         plain = _nodes_without_errors(nodes, average)
         found = _mode(plain, rows, TO_THE_MODE)
         if found is not None:
-            without, log_odds = _without_errors(nodes, average, plain, found[0], watch)
+            own = nodes, average, curvature
+            without, log_odds = _without_errors(*own, plain, found[0], watch)
     fit = _mixed(nodes, average, without, log_odds, trace, end)
     log_evidence = average.log_evidence
     if plan.learn_rate:
@@ -131,30 +130,46 @@ def _some_rows(problem, first):
     Through inducing points these are none that are moved.
     """
     plan = problem.plan
-    if np.any(problem.x) or plan.unit is not None:
+    if np.any(problem.x[1]) or plan.unit is not None:
         return None
     least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
-    return third_of_rows(plan.X, problem.sign, plan.weight, least, LIMITS.first_rows)
+    return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
     space, plan = nodes.space, nodes.problem.plan
+    exact = plan.labels.exact_gradient
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
     search: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
+    found: Any
     if rows is None or not len(starts[0]):
-        return search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
-    if accuracy is TO_THE_MODE:
-        # nodes about it are weighed: half a posterior sd away it does as well
-        accuracy = TO_THE_MODE._replace(gain=0.1)
-    found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
-    return found and found[1:]
+        accuracy = accuracy._replace(exact_gradient=accuracy.exact_gradient and exact)
+        found = search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
+    else:
+        if accuracy is TO_THE_MODE:
+            # nodes about it are weighed: half a posterior sd away it does as well
+            accuracy = TO_THE_MODE._replace(gain=0.1)
+        search |= dict(exact_gradient=exact, patient=LIMITS.patient / len(plan.y))
+        found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
+    if found is None:
+        return None
+    mode, end = found[-2:]
+    # a gradient that is not exact promises what no step finds
+    over = not exact and end.reason == "stuck"
+    return mode, end._replace(reason="converged") if over else end
 
 
 def _curvature(nodes, rows, mode):
-    """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
-    if rows is None or len(nodes.problem.sign) <= LIMITS.lattice_errors[1]:
+    """Return the curvature at a mode, in proportion to that of some rows; None for a lattice.
+
+    That is of few rows, unless the gradient is not exact, which may lead it far astray.
+    """
+    few = len(nodes.problem.y) <= LIMITS.lattice_errors[1]
+    if nodes.problem.plan.labels.exact_gradient and (rows is None or few):
         return None
+    if rows is None:
+        return curvature_at(nodes.evaluate, mode, nodes.space.bounds)[0]
     evaluate, share = nodes.of_rows(rows).evaluate, nodes.problem.plan.share(rows)
     near = evaluate(mode.phi, None)
     return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
@@ -166,7 +181,7 @@ def _average_about(nodes, mode, curvature, monitor):
     Of one coordinate a lattice is as cheap.
     """
     about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
-    n_rows, spacing = len(nodes.problem.sign), _SPACINGS.get(len(mode.phi))
+    n_rows, spacing = len(nodes.problem.y), _SPACINGS.get(len(mode.phi))
     if len(mode.phi) < 2 or curvature is None:
         if spacing is not None:
             depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
@@ -184,26 +199,30 @@ def _nodes_without_errors(nodes, average):
     if scales is not None:
         scales = replace(scales, kernel=kernel, both=averaging.plain_prior)
     first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
-    problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
+    problem = nodes.problem
+    problem = replace(problem, x=problem.plan.labels.empty_sites(problem.y))
     return Nodes(problem, ErrorSpace(first, scales, None))
 
 
-def _without_errors(nodes, average, plain, mode, monitor):
+def _without_errors(nodes, average, curvature, plain, mode, monitor):
     """Return the `Average` about the mode of `plain` nodes without label errors, and its log odds.
 
-    `average` is that of nodes with errors.
+    `average` is that of nodes with errors, `curvature` that at their mode or None.
     """
     log_odds = logit(nodes.problem.plan.averaging.no_errors) - average.log_evidence
     scales, log_mass = plain.space.kernel, mode.objective
     if scales is None:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    # where its share is small it is the mode alone, with the volume of kernels with errors
-    phi = average.phi[:, : len(scales.names)]
+    # where its share is small it is the mode alone, with the volume of kernels with errors, and of
+    # several classes jointly, as without errors
+    exact, phi = nodes.problem.plan.labels.exact_gradient, average.phi[:, : len(scales.names)]
     cov = np.atleast_2d(np.cov(phi.T, aweights=average.weight, ddof=0))
+    if not exact and curvature is not None:
+        cov = np.linalg.inv(curvature)[: phi.shape[1], : phi.shape[1]]
     log_mass += 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
-    if expit(log_odds + log_mass) < 0.02:
+    if not exact or expit(log_odds + log_mass) < 0.02:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    known = len(nodes.problem.sign) > LIMITS.lattice_errors[1]
+    known = len(nodes.problem.y) > LIMITS.lattice_errors[1]
     without = _average_about(plain, mode, np.linalg.inv(cov) if known else None, monitor)
     return without, log_odds + without.log_evidence
 
@@ -230,16 +249,16 @@ def climb(rungs, run, x, max_iter, monitor=SILENT):
 
 def _converged(problem, setting, x, monitor):
     """Return the `Result` of the rule of the fit at a setting, and the rungs that led to it."""
-    plan, ep = problem.plan, problem.plan.ep(setting, problem.sign)
+    plan, ep = problem.plan, problem.plan.ep(setting, problem.y)
 
     def run(rung, x, max_iter, monitor):
-        limits = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
+        limits: dict[str, Any] = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
         if rung.rule is None:
             return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
-        own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
-        return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
+        solve = plan.labels.solver(ep, rung.rule, rung.damping)
+        return solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
-    return climb(plan.rungs(), run, x, plan.max_iter, monitor)
+    return climb(plan.labels.rungs(plan), run, x, plan.max_iter, monitor)
 
 
 def _parts(problem, pairs, weight):
@@ -249,14 +268,10 @@ def _parts(problem, pairs, weight):
     """
     # of labels that a kernel separates one side may take all weight, to the last digit
     pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
-    weight, told, wrong = weight[weight > 0], [], []
-    for setting, result in pairs:
-        state = result.evaluation.payload[0]
-        factor = LabelErrorStep(setting.rate)
-        told.append(left_out_signs(factor, result))
-        cav = cavity(Sites(*result.x), state.mean, state.var)
-        wrong.append(factor.wrong_proba(problem.sign, cav.mean, cav.var))
-    posteriors = [problem.plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
+    weight, plan = weight[weight > 0], problem.plan
+    each = [plan.labels.left_out(s, problem.y, r) for s, r in pairs]
+    told, wrong = zip(*each, strict=True)
+    posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
     return posteriors, weight, mixed_logs(weight, told) | dict(wrong_proba=weight @ wrong)
 
 
@@ -287,7 +302,7 @@ def _mixed(nodes, average, without, log_odds, trace, end):
         pairs += [(n.payload.setting, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
     posteriors, weight, told = _parts(problem, pairs, weight)
-    mixture = AveragedPosterior if setting.points is None else AveragedInducing
+    mixture = problem.plan.labels.mixture(setting.points)
     state = setting, result.evaluation.payload[0]
     more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
     mean = with_theta(problem.plan.kernel, average.weight @ theta)
@@ -297,5 +312,5 @@ def _mixed(nodes, average, without, log_odds, trace, end):
 
 def _relaxation(result):
     """Return the relaxation (n,) of each row at the end of a run, 0 by other rules."""
-    relaxation = result.evaluation.payload[1].relaxation
+    relaxation = getattr(result.evaluation.payload[1], "relaxation", None)
     return np.zeros(result.x.shape[1]) if relaxation is None else relaxation

@@ -17,7 +17,13 @@ from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
 from .._kernels import with_theta
-from ..inducing.ep import BinaryProblems, InducingEP, PassRows, evidence_gradient
+from ..inducing.ep import (
+    BinaryProblems,
+    InducingEP,
+    PassRows,
+    evidence_gradient,
+    leave_one_out_part,
+)
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
@@ -61,8 +67,12 @@ def project_part(part, sites, prior, noise, classes):
 def rate_slope_of_part(part, sites, model, classes):
     """Return the expected minus the assumed number of wrong labels in a partition."""
     _, _, weight = read_rows(part, classes)
-    told = row_labels(part, (sites, None), model, classes, model.labels.rule.exponent)
-    return float(dense_copies(weight) @ (told.wrong - model.labels.factor.rate))
+    labels = model.labels
+    if isinstance(labels, BinaryProblems):
+        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong
+    else:
+        wrong = labels.factor.wrong_proba(leave_one_out_part(part, sites, model, classes))
+    return float(dense_copies(weight) @ (wrong - labels.factor.rate))
 
 
 def row_labels(part, message, model, classes, fraction=1.0):
@@ -111,6 +121,8 @@ class PartedErrors:
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
         setting, model = payload[:2]
+        if self.plan.labels.joint:
+            return model.labels.predictors(model.prior, model.posteriors)[0]
         factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
 
@@ -118,6 +130,8 @@ class PartedErrors:
         """Return the sites on t, part by part, at which problem k starts."""
         setting, sites = self.plan.settings[k], self.plan.sites[k]
         ends = np.cumsum(self.data.sizes)[:-1]
+        if self.plan.labels.joint:
+            return np.split(sites.transpose(2, 0, 1), ends, axis=2)
         if not np.any(sites):
             return [np.zeros((1, 2, n)) for n in self.data.sizes]
         prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
@@ -127,6 +141,9 @@ class PartedErrors:
     def ep(self, run, k, rate, rule):
         """Return EP over the partitions of an open map, at a rate of wrong labels."""
         memory = None
+        if self.plan.labels.joint:
+            labels = self.plan.labels.passes(rate, self.plan.noise)
+            return InducingEP(run, self.data.sizes, self.data.classes, labels)
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
         rule = OfNoise(rule, self.plan.noise)
@@ -146,18 +163,20 @@ class PartedErrors:
 
         Rates of wrong labels and inducing points are those of the fit.
         """
-        found = []
         own = [f.attributes["setting"] for f in fit.runs]
         plan = replace(self.plan, sites=list(fit.sites), settings=own, learn=True)
         errors = replace(self, plan=plan)
         with PartMap(self.data.parts, n_jobs) as run:
-            for k, part in enumerate(np.split(theta, len(own))):
+
+            def at(k, _, x, part, tol=plan.tol):
                 setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
                 sites = errors.start(run, k)
-                problem = PartedErrorProblem(errors, run, k, sites, plan.tol, plan.damping)
-                found.append(problem.at(setting, None))
-        value = float(sum(node.log_evidence for node in found))
-        return value, np.concatenate([node.slope.theta for node in found])
+                problem = PartedErrorProblem(errors, run, k, sites, tol, plan.damping)
+                node = problem.at(setting, None)
+                return node.log_evidence, node.slope.theta
+
+            signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
+            return plan.labels.evidence(at, signs, theta, fit, slopes)
 
 
 @dataclass
@@ -220,13 +239,27 @@ def fit_parted_errors(errors, run, monitor, k):
         return replace(solution.result, x=solution.state.sites)
 
     watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
-    result, path = climb(plan.rungs(), own_run, sites, plan.max_iter, watch)
-    model, memory = result.evaluation.payload, last[0].memory
-    messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))
-    parts = run(row_labels, messages, model, errors.data.classes)
-    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
-    more = attributes_of_setting(setting, told.relaxation, path)
-    more |= dict(loo_log_plus=told.plus, loo_log_minus=told.minus, wrong_proba=told.wrong)
-    ended = trace, end, replace(result, x=told.sites), setting.kernel
+    result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
+    model = result.evaluation.payload
+    tell = _told_of_classes if plan.labels.joint else _told_of_signs
+    sites, more = tell(last[0], model, result.x)
+    more = attributes_of_setting(setting, more.pop("relaxation"), path) | more
+    ended = trace, end, replace(result, x=sites), setting.kernel
     posterior = errors.posterior((setting, model))
     return fit_of_sites(posterior, *ended, more, setting.points)
+
+
+def _told_of_signs(ep, model, x):
+    """Return sites on g (2, n), and what is told of each row of a binary problem, from sites x."""
+    messages = list(zip(x, ep.memory or [None] * len(x), strict=True))
+    parts = ep.run(row_labels, messages, model, ep.classes)
+    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
+    sides = dict(loo_log_plus=told.plus, loo_log_minus=told.minus)
+    return told.sites, dict(wrong_proba=told.wrong, relaxation=told.relaxation, **sides)
+
+
+def _told_of_classes(ep, model, x):
+    """Return sites (2, n, K), and the same of all classes jointly."""
+    told, sites = ep.leave_one_out(model, x), np.concatenate(x, axis=-1).transpose(1, 2, 0)
+    wrong = model.labels.factor.wrong_proba(told)
+    return sites, dict(wrong_proba=wrong, relaxation=np.zeros(len(told)), loo_log=told)

@@ -1,4 +1,4 @@
-"""A binary problem of Gaussian-process classification whose labels may be wrong: plan, nodes."""
+"""A problem of Gaussian-process classification whose labels may be wrong: plan, nodes."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,8 @@ from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from .._base import evidence_of_problems
+from ..._estimator.averaged import AveragedPosterior
+from .._base import evidence_of_problems, left_out_signs
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     KernelScales,
@@ -24,7 +25,7 @@ from .._hyperparameters import (
 )
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
-from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
+from ..inducing.values import AveragedInducing, InducingGP, InducingGPPosterior, InducingPrior
 from .rules import LabelErrorStep, LatentNoise, Relaxed
 
 RATE_BOUNDS = (1e-4, 0.45)
@@ -206,20 +207,107 @@ class Rung(NamedTuple):
     accelerate: bool = False
 
 
+class BinaryLabels:
+    """Labels in {-1, +1} of one latent function; sites (2, n) are on g = f + noise."""
+
+    damping = 1.0  # of sites that a search passes: they start close to their fixed points
+    joint, exact_gradient = False, True
+
+    def empty_sites(self, y):
+        """Return sites that say nothing."""
+        return np.zeros((2, len(y)))
+
+    def ep(self, plan, setting, sign, passing=False):
+        """Return the fixed-point map at a setting, in single precision for many on the way."""
+        latent: Any
+        if setting.points is None:
+            averages = plan.averaging is not None
+            single = passing and averages and len(sign) >= LIMITS.thirds_errors
+            latent = KernelGP(setting.kernel, plan.X, single)
+        else:
+            latent = InducingGP(setting.kernel, plan.X, setting.points, plan.jitter)
+        structure = LatentNoise(latent, plan.noise, plan.weight)
+        return WholeEP(structure, LabelErrorStep(setting.rate), sign, plan.weight, plan.rule)
+
+    def solver(self, ep, rule, mixing):
+        """Return what maps sites to the `Result` of a rule, with so much mixing of whole steps."""
+        return WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule).solve
+
+    def slopes(self, plan, ep, result):
+        """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
+        structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
+        state, exponent = result.evaluation.payload[0], plan.rule.exponent
+        if isinstance(structure, InducingGP):
+            moved = plan.unit is not None
+            theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
+        elif plan.learn:
+            theta = structure.evidence_gradient(state.latent)
+        cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
+        return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+
+    def left_out(self, setting, sign, result):
+        """Return what leaving each row out says of its label, and the probability it is wrong."""
+        state, factor = result.evaluation.payload[0], LabelErrorStep(setting.rate)
+        cav = cavity(Sites(*result.x), state.mean, state.var)
+        return left_out_signs(factor, result), factor.wrong_proba(sign, cav.mean, cav.var)
+
+    def posterior(self, plan, setting, state):
+        """Return what predicts."""
+        factor = LabelNoise(setting.rate, plan.noise)
+        if setting.points is None:
+            return DenseGPPosterior(setting.kernel, plan.X, state.latent, factor)
+        prior = InducingPrior(setting.kernel, setting.points, plan.jitter)
+        return InducingGPPosterior(prior, state.latent.posterior, factor)
+
+    def mixture(self, points):
+        """Return the kind of average of such posteriors."""
+        return AveragedPosterior if points is None else AveragedInducing
+
+    def rungs(self, plan):
+        """Return the ladder of `climb`: the rule, less damping, and what then always ends.
+
+        That is the double loop. For many rows, and over partitions, nothing does, and sites of
+        power EP have to do where the rule is another one.
+        """
+        few = plan.y is not None and len(plan.y) <= LIMITS.double_loop
+        double = [Rung("double loop", None)] if few else []
+        if isinstance(plan.rule, Power):
+            # a fraction of the factor is damping of its own: more of it only makes it slow
+            large = max(0.9, plan.damping)
+            slow = Rung(f"power, damping {large:g}", plan.rule, large)
+            return [Rung("power", plan.rule, plan.damping, True), slow, *double]
+        name, rules = "ep", [plan.rule, plan.rule]
+        if np.isfinite(plan.penalty):
+            relaxed = plan.penalty, plan.cost, plan.freeze_after
+            name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
+        small = min(0.25, 0.5 * plan.damping)
+        slow = Rung(f"{name}, damping {small:g}", rules[1], small)
+        last = double or [Rung("power 0.5", Power(0.5), 0.9)]
+        return [Rung(name, rules[0], plan.damping, True), slow, *last]
+
+    def evidence(self, at, y, theta, fit, slopes):
+        """Return log evidence and gradient at theta of all problems, from what `at` gives of each.
+
+        `at(k, sign, x, theta)` returns those of problem k from sites x.
+        """
+        return evidence_of_problems(at, y, theta, fit)
+
+
 @dataclass
 class LabelErrorPlan:
-    """Everything the binary problems need besides their signs; sent to workers as it is.
+    """Everything the problems need besides their labels; sent to workers as it is.
 
-    Sites are on g = f + noise. `y` holds class indices; `settings` and `sites` have one entry a
-    binary problem, where it starts. `learn` and `learn_rate` say whether kernel and rates of wrong
-    labels are learned, `unit` (d,) is the spread of the columns where inducing points are moved,
-    else None. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
-    `length_centre` centres the prior of the length scale of the default kernel; None for other
-    kernels, of which nothing is known. `averaging` is None where the mode is used. `X`, `y` and
-    `weight` are None where the rows are in partitions.
+    `labels` say what a row is of: `BinaryLabels`, or all classes jointly. `y` holds class indices;
+    `settings` and `sites` have one entry a problem, where it starts. `learn` and `learn_rate` say
+    whether kernel and rates of wrong labels are learned, `unit` (d,) is the spread of the columns
+    where inducing points are moved, else None. `rule` is that of learning, `penalty` finite if
+    relaxed sites come after it. `length_centre` centres the prior of the length scale of the
+    default kernel; None for other kernels, of which nothing is known. `averaging` is None where the
+    mode is used. `X`, `y` and `weight` are None where the rows are in partitions.
     """
 
     kernel: Kernel
+    labels: Any
     rule: Any
     learn: bool
     restarts: Any
@@ -260,37 +348,9 @@ class LabelErrorPlan:
             scales = KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
         return ErrorSpace(first, scales, counts)
 
-    def ep(self, setting, sign, single=False):
-        """Return the fixed-point map of the rule of learning at a setting; see `KernelGP`."""
-        latent: Any
-        if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X, single)
-        else:
-            latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
-        structure = LatentNoise(latent, self.noise, self.weight)
-        return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
-
-    def rungs(self):
-        """Return the ladder of `climb`: the rule, less damping, and what then always ends.
-
-        That is the double loop. For many rows, and over partitions, nothing does, and sites of
-        power EP have to do where the rule is another one.
-        """
-        few = self.y is not None and len(self.y) <= LIMITS.double_loop
-        double = [Rung("double loop", None)] if few else []
-        if isinstance(self.rule, Power):
-            # a fraction of the factor is damping of its own: more of it only makes it slow
-            large = max(0.9, self.damping)
-            slow = Rung(f"power, damping {large:g}", self.rule, large)
-            return [Rung("power", self.rule, self.damping, True), slow, *double]
-        name, rules = "ep", [self.rule, self.rule]
-        if np.isfinite(self.penalty):
-            relaxed = self.penalty, self.cost, self.freeze_after
-            name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
-        small = min(0.25, 0.5 * self.damping)
-        slow = Rung(f"{name}, damping {small:g}", rules[1], small)
-        last = double or [Rung("power 0.5", Power(0.5), 0.9)]
-        return [Rung(name, rules[0], self.damping, True), slow, *last]
+    def ep(self, setting, y, passing=False):
+        """Return the fixed-point map of the rule of learning at a setting, maybe on the way."""
+        return self.labels.ep(self, setting, y, passing)
 
     def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
@@ -298,21 +358,22 @@ class LabelErrorPlan:
         Rates of wrong labels and inducing points are those of the fit.
         """
         own = replace(self, learn=True)
-        steps = dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping, accelerate=True)
+        steps = dict(max_iter=self.max_iter, damping=self.damping, accelerate=True)
 
-        def at(k, sign, x, part):
+        def at(k, y, x, part, tol=self.tol):
             setting = (
                 fit.runs[k].attributes["setting"]._replace(kernel=with_theta(self.kernel, part))
             )
-            ep = self.ep(setting, sign)
+            ep = self.ep(setting, y)
+            solve = partial(self.labels.solver(ep, self.rule, self.damping), tol=tol, **steps)
             try:
-                result = ep.solve(x, **steps)
+                result = solve(x)
             except ImproperPosterior:  # these sites are no start for this kernel
-                result = ep.solve(np.zeros_like(x), **steps)
+                result = solve(self.labels.empty_sites(y))
             node = own.node(setting, ep, result)
             return node.log_evidence, node.slope.theta
 
-        return evidence_of_problems(at, self.y, theta, fit)
+        return self.labels.evidence(at, self.y, theta, fit, slopes)
 
     @property
     def response_share(self):
@@ -335,43 +396,27 @@ class LabelErrorPlan:
         """Return the `ErrorNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
         if slopes:
-            told = self._slopes(ep, Sites(*result.x), state)
+            theta, towards, wrong = self.labels.slopes(self, ep, result)
+            # of the rate: the expected minus the assumed number of wrong labels
+            told = Slopes(theta, self.weight @ (wrong - setting.rate), towards)
         figures = result.evaluation.record["log_evidence"], result.residual
         return ErrorNode(setting, state, result.x, *figures, told, result=result)
 
-    def _slopes(self, ep, sites, state):
-        """Return the `Slopes` of the log evidence at a fixed point of the sites."""
-        structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
-        if isinstance(structure, InducingGP):
-            moved = self.unit is not None
-            theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
-        elif self.learn:
-            theta = structure.evidence_gradient(state.latent)
-        # of the rate: the expected minus the assumed number of wrong labels
-        cav = cavity(sites, state.mean, state.var, self.rule.exponent)
-        wrong = ep.factor.powered(self.rule.exponent).wrong_proba(ep.y, cav.mean, cav.var)
-        return Slopes(theta, self.weight @ (wrong - ep.factor.rate), towards)
-
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
-        setting, state = payload[:2]
-        factor = LabelNoise(setting.rate, self.noise)
-        if setting.points is None:
-            return DenseGPPosterior(setting.kernel, self.X, state.latent, factor)
-        prior = InducingPrior(setting.kernel, setting.points, self.jitter)
-        return InducingGPPosterior(prior, state.latent.posterior, factor)
+        return self.labels.posterior(self, *payload[:2])
 
 
 @dataclass
 class ErrorProblem:
-    """EP of the labels of one problem at any setting, from the sites of a neighbour.
+    """EP of the labels y of one problem at any setting, from the sites of a neighbour.
 
     `x` are sites to start from where there is no neighbour. In passing sites are refined to a
     residual whose error of the evidence learning leaves. Some of the rows need no inducing points.
     """
 
     plan: LabelErrorPlan
-    sign: np.ndarray
+    y: np.ndarray
     x: np.ndarray
     through_points: bool = True
     tol: ClassVar[float] = 2e-2
@@ -380,25 +425,23 @@ class ErrorProblem:
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
         if not self.through_points:
             setting = setting._replace(points=None)
-        averages = self.plan.averaging is not None
-        single = averages and len(self.sign) >= LIMITS.thirds_errors
+        labels = self.plan.labels
         try:
-            ep = self.plan.ep(setting, self.sign, single)
+            ep = self.plan.ep(setting, self.y, passing=True)
         except ImproperPosterior:  # inducing points that have met
             return None
-
-        # sites start close to their fixed points
-        solve = partial(ep.solve, tol=self.tol, max_iter=40, accelerate=True)
+        solve = labels.solver(ep, self.plan.rule, labels.damping)
+        solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.sites
-        result = settled(solve, x, np.zeros_like(self.x))
+        result = settled(solve, x, labels.empty_sites(self.y), labels.damping)
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows], False)
+        return ErrorProblem(self.plan.part(rows), self.y[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
-        x = np.zeros_like(self.x)
+        x = self.plan.labels.empty_sites(self.y)
         x[:, rows] = node.payload.sites
         return replace(self, x=x)
