@@ -11,7 +11,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.inspection import InclusionDisplay
 from sklearn_ep.spike_slab import _chains
-from sklearn_ep.spike_slab._chains import ModelChains, best_model, sample_models
 from sklearn_ep.spike_slab._linear_model import LinearModel
 from sklearn_ep.spike_slab._model_law import ModelLaw
 from sklearn_ep.spike_slab._plan import make_plan
@@ -236,7 +235,7 @@ def test_chains_that_do_not_agree_go_on(monkeypatch):
     for agreed, rounds in ((1.0, 6), (0.0, 16)):
         told: list = []
         monkeypatch.setattr(_chains, "_LENGTHS", lengths._replace(agreed=agreed))
-        sample_models(law, 0, 100, told.append)
+        _chains.sample_models(law, 0, 100, told.append)
         assert len(told) == rounds
 
 
@@ -292,7 +291,7 @@ def test_what_a_column_adds_is_the_change_of_the_density_of_the_rows(d, units):
 
 
 def test_places_are_drawn_by_their_weights():
-    chains = ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
+    chains = _chains.ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
     weight = np.random.default_rng(1).random((len(chains.size), 31)).astype(np.float32)
     weight[:, [0, 7, 30]] = 0.0
     weight[::2, 20:] = 0.0
@@ -306,7 +305,7 @@ def test_places_are_drawn_by_their_weights():
 
 
 def test_sums_of_a_round_in_single_precision_are_those_of_its_steps(monkeypatch):
-    chains = ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
+    chains = _chains.ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
     put_in, steps = chains._put_in, []
 
     def noted():
@@ -326,7 +325,7 @@ def test_sums_of_a_round_in_single_precision_are_those_of_its_steps(monkeypatch)
 def test_the_search_ends_at_the_best_of_all_models():
     X, y = correlated("chain of both signs", 8, n=12, seed=3)
     law = law_of(X, y)
-    columns, log_ratio, log_noise = best_model(law, 0)
+    columns, log_ratio, log_noise = _chains.best_model(law, 0)
     models = np.arange(2**8)[:, None] >> np.arange(8) & 1
     models = np.where(models == 1, np.arange(8), 8)
     ratios = law.lattice(0.2)
