@@ -323,13 +323,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
     0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
     others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
-    on a third of the rows first. Only the s that is predicted to be best with all, and s = 0
-    are then evaluated with all rows. With more than two classes jointly the
-    grid is short, and from 150 rows on there are modes only. `decision_function` is the mean
-    over all nodes, and `predict` follows the mixed probabilities, so that at the boundary the two
-    may differ. A fit takes 1 to 2 times as long as one with the mode of a common length. With
-    lengths for each column it takes 1.3 to 3 times as long, more with more columns. Memory and
-    predictions grow with the nodes.
+    on a third of the rows first. Only the s that is predicted to be best with all, and s = 0 are
+    then evaluated with all rows. With more than two classes jointly the grid is short, and from 150
+    rows on there are modes only. `decision_function` is the mean over all nodes, and `predict`
+    follows the mixed probabilities, so that at the boundary the two may differ. A fit takes 1 to 2
+    times as long as one with the mode of a common length. With lengths for each column it takes 1.3
+    to 3 times as long, more with more columns. Memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may

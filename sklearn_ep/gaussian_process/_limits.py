@@ -65,10 +65,9 @@ class ProcessLimits:
     # inducing points of many rows, and the most of fewer rows whose kernel some of them have found
     points: tuple = (100, 200)
     # classes times points up to which all classes have joint sites after passes of each: their
-    # covariance has the square of it. With five and six classes 2001 rows have a log loss of .497
-    # and .611 (one against the rest .530 and .671; at equal lengths, dense, 1257 of six classes
-    # 1.11 after .75), 10,000 rows .432 and .516 (.457 and .591). Ten classes of 1257 digits take
-    # 16 CPU s, and dense ones 9 (log loss .113, .101)
+    # covariance has the square of it. With five and six classes 2001 rows have a log loss of .501
+    # and .612 (one against the rest .530 and .671), 1257 of six others .75 (dense with one length
+    # for all 1.11). Ten classes of 1257 digits take 16 CPU s for 9, their log loss is .113 for .101
     joint_points: int = 1600
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
