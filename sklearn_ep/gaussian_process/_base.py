@@ -154,15 +154,27 @@ def factor_of(estimator):
 def begins_with_some_rows(estimator, n_rows):
     """Return whether `fit` learns the default kernel of so many rows with some of them first."""
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
-    return by_passes and takes_some_rows(estimator, n_rows)
+    return by_passes and takes_some_rows(estimator, n_rows, ends_jointly(estimator))
 
 
-def takes_some_rows(estimator, n_rows):
-    """Return whether some of so many rows tell the default kernel, whatever goes over the rest."""
+def ends_jointly(estimator):
+    """Return whether several classes are few enough for joint sites after passes of each."""
+    n_classes, given = len(estimator.classes_), estimator.inducing_points
+    m = (estimator.n_inducing or LIMITS.points[1]) if given is None else len(given)
+    joint = n_classes > 2 and estimator.multi_class != "one_vs_rest"
+    plain = isinstance(estimator.likelihood, str) and estimator.power == 1
+    return joint and plain and n_classes * m <= LIMITS.joint_points
+
+
+def takes_some_rows(estimator, n_rows, several=False):
+    """Return whether some of so many rows tell the default kernel, whatever goes over the rest.
+
+    Of `several` classes, too, where they may.
+    """
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     binary = len(estimator.classes_) == 2 and estimator.multi_class != "joint"
     by_steps = estimator.optimizer not in ("fmin_l_bfgs_b", None)
-    wanted = default and binary and by_steps and n_rows > LIMITS.averaged
+    wanted = default and (binary or several) and by_steps and n_rows > LIMITS.averaged
     return wanted and factor_of(estimator).log_concave
 
 

@@ -71,15 +71,18 @@ def _check_inducing_parameters(estimator):
         )
 
 
-def _takes_joint(estimator, through_points):
-    """Return whether all classes get one joint posterior; refuse settings that exclude it."""
+def _takes_joint(estimator, through_points, begins=False):
+    """Return whether all classes get one joint posterior; refuse settings that exclude it.
+
+    Sites of a fit that `begins` with some rows are the cheaper for it.
+    """
     excluding = _without_joint(estimator, through_points)
     for setting in excluding:
         refuse_joint(estimator, setting)
     asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
     wanted = asked or (several and estimator.multi_class == "auto")
     # with a kernel to learn, passes of one class against the rest are the cheaper default
-    affordable = asked or not through_points or estimator.optimizer is None
+    affordable = asked or not through_points or estimator.optimizer is None or begins
     return wanted and affordable and not excluding
 
 
@@ -117,9 +120,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
-        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, for two classes with
-        ``kernel=None`` up to 1000. It is sparse beyond, and where `inducing_points`, `batch_size`,
-        an averaged site or an optimizer of the sparse method are given.
+        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, for up to eight
+        classes with ``kernel=None`` up to 1000. It is sparse beyond, and where `inducing_points`,
+        `batch_size`, an averaged site or an optimizer of the sparse method are given.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
@@ -141,7 +144,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern; of
-        two classes with ``kernel=None`` above 1000.
+        up to eight classes with ``kernel=None`` above 1000.
     optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"}, callable or None, \
             default="auto"
         How the kernel parameters (and inducing points) are learned from the evidence; None keeps
@@ -196,11 +199,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         one kernel, and the label is the class with the largest noisy value (multinomial probit, or
         softmax with likelihood="logit"): better where classes overlap or enclose each other.
         "one_vs_rest" fits one binary problem a class, each with a kernel of its own if dense.
-        "auto" is joint for the dense method, and for the sparse one with ``optimizer=None``. It is
-        one_vs_rest otherwise, which is cheaper for many rows, see Notes. An averaged site, a
-        likelihood that is an object and a `power` below 1 are one_vs_rest, as are more than 4000
-        classes times inducing points: with "joint" a ValueError says so. Two classes are one binary
-        problem in either case.
+        "auto" is joint for the dense method, and for the sparse one with ``optimizer=None`` or
+        where the kernel is learned on some rows first (see Notes). It is one_vs_rest otherwise,
+        which is cheaper for many rows. An averaged site, a likelihood that is an object and a
+        `power` below 1 are one_vs_rest, as are more than 4000 classes times inducing points: with
+        "joint" a ValueError says so. Two classes are one binary problem in either case.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -216,13 +219,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         classes jointly (300 rows) it falls from .686 to .565. It is "mode" otherwise, where the
         evidence is sharp: with more rows, and of several classes jointly under one length. Through
         inducing points it is the mode, up to 1000 rows with a prior of the lengths (see Notes).
-        With more rows (of more than two classes above 2000), where a step rule learns, it gives
-        ``kernel=None`` a length for each of 2 to 500 columns under that prior. With two classes it
-        starts from the average over 800 of the rows. The log loss of 1200 rows falls from .269 to
-        .141 on splice, and from .089 to .060 on image segments. "integrate" averages over the
-        kernel with the points where the mode put them: 90 % intervals at 60 rows cover .92.
-        Averages need a constant times RBF or Matern; a UserWarning names settings that allow the
-        mode only.
+        With more rows (of more than eight classes above 2000), where a step rule learns, it gives
+        ``kernel=None`` a length for each of 2 to 500 columns under that prior. With up to eight
+        classes it starts from the average over 800 of the rows. The log loss of 1200 rows falls
+        from .269 to .141 on splice, and from .089 to .060 on image segments. "integrate" averages
+        over the kernel with the points where the mode put them: 90 % intervals at 60 rows cover
+        .92. Averages need a constant times RBF or Matern; a UserWarning names settings that allow
+        the mode only.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -320,13 +323,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
     0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
     others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
-    on a third of the rows first. Only the s that is best with these, or is predicted to be best
-    with all, and s = 0 are then evaluated with all rows. With more than two classes jointly the
-    grid is short, and from 150 rows on there are modes only. `decision_function` is the mean
-    over all nodes, and `predict` follows the mixed probabilities, so that at the boundary the two
-    may differ. A fit takes 1 to 2 times as long as one with the mode of a common length. With
-    lengths for each column it takes 1.3 to 3 times as long, more with more columns. Memory and
-    predictions grow with the nodes.
+    on a third of the rows first. Only the s that is predicted to be best with all, and s = 0 are
+    then evaluated with all rows. With more than two classes jointly the grid is short, and from 150
+    rows on there are modes only. `decision_function` is the mean over all nodes, and `predict`
+    follows the mixed probabilities, so that at the boundary the two may differ. A fit takes 1 to 2
+    times as long as one with the mode of a common length. With lengths for each column it takes 1.3
+    to 3 times as long, more with more columns. Memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
@@ -341,11 +343,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     From 10,000 rows on the step rules begin with passes over a tenth, a quarter and half of the
     rows, 40, 40 and 27 % of `max_iter` steps, which `history_` leaves out. The last 13.5 % are over
-    all rows. This is 2.5 times as fast as with all rows throughout. With two classes and
-    ``kernel=None`` above 1000 rows learning starts from the heaviest node of the dense average over
-    about 800 distinct rows. The passes over shares of the rows are then fewer, by the share of the
-    rows that they see. These passes are in single precision; sweeps at the learned kernel are in
-    double.
+    all rows. This is 2.5 times as fast as with all rows throughout. With up to eight classes
+    and ``kernel=None`` above 1000 rows learning starts from the heaviest node of the dense average
+    over about 800 distinct rows. The passes over shares of the rows are then fewer, by the share
+    of the rows that they see. These passes are in single precision; sweeps at the learned kernel
+    are in double. Of several classes the passes fit each against the rest, and the sweeps all
+    jointly.
 
     Through inducing points many lengths overfit the evidence of few rows. Up to 1000 rows, and
     where ``kernel=None`` has a length for each column, learning therefore adds a log prior: a
@@ -540,11 +543,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
-            joint = _takes_joint(self, True)
+            begins = begins_with_some_rows(self, sum(data.sizes))
+            joint = _takes_joint(self, True, begins)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = None
-            if self._last_fit is None and begins_with_some_rows(self, sum(data.sizes)):
-                known = kernel_of_some_rows(self, run, data, monitor)
+            if self._last_fit is None and begins:
+                known = kernel_of_some_rows(self, run, data, monitor, joint)
             plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
@@ -612,7 +616,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         wants_average(self, 0, {"partial_fit": True})
         check_stream(self)
         X, y = self._checked_stream_rows(X, y, classes)
-        plan = plan_stream(self, _takes_joint(self, True))
+        last, joint = getattr(self, "_fitted", None), _takes_joint(self, True)
+        if last is not None and last.inducing_points is not None:
+            joint = last.joint  # the posterior so far
+        plan = plan_stream(self, joint)
         told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)

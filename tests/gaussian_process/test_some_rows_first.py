@@ -160,3 +160,24 @@ def test_a_warm_start_above_the_average_goes_on(data, few_are_averaged):
     clf = default_fit(*data, warm_start=True)
     before = clf.log_evidence_
     assert clf.fit(*data).method_ == "sparse" and clf.log_evidence_ > before - 0.1
+
+
+def test_several_classes_learn_apart_and_end_jointly(few_are_averaged):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((900, 4))
+    y = np.argmax(2.0 * np.c_[np.sin(2.0 * X[:, 0]), X[:, 1], np.zeros(900)], axis=1)
+    loss = {}
+    for n in (200, 201):
+        clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
+        loss[n] = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(600), y[300:]]))
+        assert clf.multi_class_ == "joint" and clf.converged_
+    assert clf.method_ == "sparse" and clf.site_precision_.shape == (3, 201)
+    lengths = clf.kernel_.k2.length_scale
+    assert min(lengths[2:]) > 1.5 * max(lengths[:2])
+    assert loss[201] < loss[200] + 0.02
+    before = clf.predict_proba(X[300:])
+    np.testing.assert_allclose(clf.log_marginal_likelihood(clf.kernel_.theta), clf.log_evidence_)
+    again = clf.set_params(warm_start=True).fit(X[:201], y[:201]).predict_proba(X[300:])
+    assert np.mean(np.abs(again - before)) < 0.02
+    more = clf.partial_fit(X[201:300], y[201:300])
+    assert more.multi_class_ == "joint" and np.all(np.isfinite(more.predict_proba(X[300:])))

@@ -79,6 +79,7 @@ class InducingPlan:
 
     `labels` are what rows say: binary problems, one for two classes and one a class otherwise,
     which share kernel, inducing points and every pass over the rows, or all classes jointly.
+    `passing` are those of the passes that learn.
     `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
     variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`, `kind` is
@@ -90,6 +91,7 @@ class InducingPlan:
     begun: bool
     inducing_points: np.ndarray
     labels: Any
+    passing: Any
     optimizer: str | None
     learn_inducing: bool
     restarts: np.ndarray
@@ -117,9 +119,9 @@ class InducingPlan:
             lengths_near=not self.flat,
         )
 
-    def engine(self, run):
+    def engine(self, run, labels=None):
         """Return EP over the partitions of an open map."""
-        return InducingEP(run, self.data.sizes, self.data.classes, self.labels)
+        return InducingEP(run, self.data.sizes, self.data.classes, labels or self.labels)
 
     def problem(self, ep, state, points=None, **steps):
         """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
@@ -151,18 +153,18 @@ def checked_optimizer(estimator, factor):
     return estimator.optimizer
 
 
-def kernel_of_some_rows(estimator, run, data, monitor):
+def kernel_of_some_rows(estimator, run, data, monitor, joint):
     """Return the kernel that weighs most in an average over some of the rows.
 
-    None where these are of one class.
+    None where a class has none of these.
     """
     X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
-    if len(np.unique(y)) < 2:
+    if len(np.unique(y)) < len(data.labels):
         return None
     with monitor.phase("some rows first") as told:
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
-        plan = replace(plan_dense(estimator, training, False), n_jobs=1)
-        fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
+        plan = replace(plan_dense(estimator, training, joint), n_jobs=1)
+        fit = fit_dense(plan, y if joint else np.where(y == 1, 1.0, -1.0), SILENT, 0)
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
     if "average" not in own:
@@ -224,6 +226,8 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         begun=begun,
         inducing_points=Z,
         labels=labels,
+        # apart classes cost a fraction of joint ones, and find about the same kernel and points
+        passing=labels_of(estimator, False) if joint and begins else labels,
         optimizer=optimizer,
         learn_inducing=_moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense),
         restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
@@ -316,9 +320,12 @@ def gp_fit(run, sites=None, loo_proba=None):
 def fit_inducing(plan, run, monitor):
     """Learn the hyperparameters if asked, converge EP on an open map, and return the `GPFit`."""
     ep, hyper, trace, average = plan.engine(run), plan.hyperparameters(), Trace(monitor), None
-    state, end = _learned(plan, ep, hyper, trace)
+    passes = plan.engine(run, plan.passing)
+    state, end = _learned(plan, passes, hyper, trace)
     asked = end.reason == "asked"
-    if end.n_steps and state.sites is not None:
+    if plan.passing is not plan.labels:
+        state = ep.zero(state.prior)
+    elif end.n_steps and state.sites is not None:
         state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, monitor)
@@ -351,14 +358,15 @@ def _converged(plan, ep, state, end, trace):
 
     Learning that was asked to stop leaves the sites as they are.
     """
-    if end.reason == "asked":
+    if end.reason == "asked" and plan.passing is plan.labels:
         # figures are those of one more pass
         model = ep.model(state)
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         told = ending_in(trace.history, final), end.reason, 0
     else:
         most = plan.sweeps["max_iter"]
-        limits = dict(max_iter=most if end.n_steps else min(most, plan.max_iter), monitor=trace)
+        watch = SILENT if end.reason == "asked" else trace
+        limits = dict(max_iter=most if end.n_steps else min(most, plan.max_iter), monitor=watch)
         result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
@@ -369,7 +377,7 @@ def _learned(plan, ep, hyper, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
     prior, vector = hyper.prior(hyper.start), hyper.start
     state = ep.zero(prior)
-    if plan.sites is not None:
+    if plan.sites is not None and plan.passing is plan.labels:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
     if plan.batch_size is not None:

@@ -224,7 +224,7 @@ def _kernel_of(estimator, rows):
     if rows is None or not takes_some_rows(estimator, len(rows.arrays[1])):
         return None
     with PartMap([CheckedRows(*rows.arrays)]) as run:
-        return kernel_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT)
+        return kernel_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)
 
 
 def stream_of_fit(plan, run):
