@@ -131,20 +131,20 @@ PARTS = {
             "normal effects at random variants, with .02 to .4 of the variance; SuSiE is pysusie.",
             "Log loss of inclusion is 13.3 a replicate. SuSiE's is 17.5, with its zeros taken for "
             "1e-6. Inclusions sum to 1.06 of the true effects, SuSiE's to 1.66. Columns below .1 "
-            "state 404 effects where there are 359, which is 2.2 standard deviations of "
-            "independent columns, or 1.5 of replicates. SuSiE states 769 for 380 there. From .1 "
-            "to .2 they state 44 for 58 (2.2); the other tenths are within 1.3. Of ten calibrated "
+            "state 402 effects where there are 359, which is 2.2 standard deviations of "
+            "independent columns, or 1.4 of replicates. SuSiE states 769 for 380 there. From .1 "
+            "to .2 they state 44 for 59 (2.4); the other tenths are within 1.3. Of ten calibrated "
             "tenths the largest gap is above 2.8 in one run of twenty. On 400 further replicates "
             "of the same columns .1 to .2 states 82 for 88, but below .1 there are 800 for 740. "
             "The prior of the number of effects is wider than the one to five that there are. "
             "Credible sets of level .95 have a median of 3 columns, as SuSiE's have. They state "
-            ".979 and hold an effect in .987 of 227 cases, SuSiE's state .980 and hold .966 of "
+            ".979 and hold an effect in .982 of 227 cases, SuSiE's state .980 and hold .966 of "
             "238. A set of one column is surer than its level, so calibrated sets cover more "
-            "often than it. Sets of an expected share of false ones of .1 find .407 of all "
-            "effects with .032 false. SuSiE's of level .95 find .388 with .034 false. Where a "
-            "tenth of the sets is false they find .485, SuSiE's .388. By single columns it is "
-            ".147, SuSiE's .142. A default fit takes 6.3 times SuSiE's CPU in the median. One in "
-            "five goes on where its chains differ, up to 25 CPU seconds on a busy machine.",
+            "often than it. Sets of an expected share of false ones of .1 find .400 of all "
+            "effects with .037 false. SuSiE's of level .95 find .388 with .034 false. Where a "
+            "tenth of the sets is false they find .478, SuSiE's .388. By single columns it is "
+            ".148, SuSiE's .142. A default fit takes 5.9 times SuSiE's CPU in the median, 1.7 "
+            "seconds on a busy machine, and 7.3 at most.",
         ),
         Section(
             "sparse_logistic",
