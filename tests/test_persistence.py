@@ -70,6 +70,12 @@ def test_a_pickle_of_another_version_warns(estimator):
         type(estimator)().__setstate__(state)
 
 
+def public_names(last):
+    """Names at the top and of kernels, with what stands before the last part of each."""
+    top = {f"sklearn_ep{last}{name}" for name in sklearn_ep.__all__}
+    return top | {f"sklearn_ep.kernels{last}{name}" for name in sklearn_ep.kernels.__all__}
+
+
 @every
 def test_skops_asks_trust_for_public_names_only(estimator):
     skops = pytest.importorskip("skops.io")
@@ -78,7 +84,7 @@ def test_skops_asks_trust_for_public_names_only(estimator):
     kinds = set(skops.get_untrusted_types(data=blob))
     ours = {kind for kind in kinds if kind.startswith("sklearn_ep")}
     assert f"sklearn_ep.{type(est).__name__}" in ours
-    assert ours <= {f"sklearn_ep.{name}" for name in sklearn_ep.__all__}
+    assert ours <= public_names(".")
     assert all(kind.startswith("sklearn.gaussian_process.kernels.") for kind in kinds - ours)
     again = skops.loads(blob, trusted=sorted(kinds))
     np.testing.assert_array_equal(answer(again, X), answer(est, X))
@@ -92,7 +98,7 @@ def test_a_pickle_names_public_classes_only(estimator):
         if opcode.name == "GLOBAL" and text.startswith("sklearn_ep"):
             named.add(text)
     assert f"sklearn_ep {type(est).__name__}" in named
-    assert named <= {f"sklearn_ep {name}" for name in sklearn_ep.__all__}
+    assert named <= public_names(" ")
 
 
 def test_a_pickle_of_version_0_1_says_what_to_do():

@@ -184,7 +184,7 @@ class GroupedRBF(RBF):
         slopes = list(cross.derivatives(kept, K.dtype))
         return K, np.stack(slopes, axis=2) if slopes else np.empty((*K.shape, 0))
 
-    def diag(self, X):
+    def diag(self, X: ArrayLike) -> np.ndarray:
         """Return the variances of rows.
 
         Parameters
@@ -197,7 +197,7 @@ class GroupedRBF(RBF):
         variances : ndarray of shape (n,)
             1 and that of the intercept.
         """
-        return np.full(len(X), 1.0 + self.intercept)
+        return np.full(len(np.asarray(X)), 1.0 + self.intercept)
 
     def __repr__(self) -> str:
         told = super().__repr__()
