@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
@@ -19,7 +18,6 @@ from .._estimator.checks import (
     check_common,
     check_number,
     is_part_list,
-    refuse_joint,
     warn_of_spreads,
 )
 from .._estimator.compat import with_callbacks
@@ -37,11 +35,11 @@ from ._hyperparameters import wants_average
 from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
 from .inducing.rows import (
+    allows_joint,
     array_parts,
     check_part_list,
     checked_parts,
     described,
-    inducing_count,
 )
 from .inducing.stream import check_stream, fit_stream, plan_stream
 
@@ -76,29 +74,18 @@ def _takes_joint(estimator, through_points, begins=False):
 
     Sites of a fit that `begins` with some rows are the cheaper for it.
     """
-    excluding = _without_joint(estimator, through_points)
-    for setting in excluding:
-        refuse_joint(estimator, setting)
+    average = through_points and estimator.site_memory == "average"
+    settings = {
+        f"likelihood={estimator.likelihood!r}": not isinstance(estimator.likelihood, str),
+        f"power={estimator.power!r}": estimator.power < 1,
+        "site_memory='average'": average,
+    }
+    allowed = allows_joint(estimator, through_points, settings)
     asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
     wanted = asked or (several and estimator.multi_class == "auto")
     # with a kernel to learn, passes of one class against the rest are the cheaper default
     affordable = asked or not through_points or estimator.optimizer is None or begins
-    return wanted and affordable and not excluding
-
-
-def _without_joint(estimator, through_points):
-    """Return the settings of a fit that a joint posterior cannot have."""
-    checks = {
-        f"likelihood={estimator.likelihood!r}": not isinstance(estimator.likelihood, str),
-        f"power={estimator.power!r}": estimator.power < 1,
-    }
-    if through_points:
-        given = estimator.inducing_points
-        m = inducing_count(estimator) if given is None else len(given)
-        most = f"more than {MOST_WEIGHTS} classes times inducing points"
-        checks["site_memory='average'"] = estimator.site_memory == "average"
-        checks[most] = m * len(estimator.classes_) > MOST_WEIGHTS
-    return [setting for setting, excludes in checks.items() if excludes]
+    return wanted and affordable and allowed
 
 
 class EPGaussianProcessClassifier(GaussianProcessBase):

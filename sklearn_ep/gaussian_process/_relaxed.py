@@ -11,7 +11,6 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
-from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.likelihoods import LabelNoise
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching, Power
@@ -21,7 +20,6 @@ from .._estimator.checks import (
     check_common,
     check_number,
     is_part_list,
-    refuse_joint,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
@@ -46,6 +44,7 @@ from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants
 from ._kernels import with_theta
 from ._limits import LIMITS
 from .inducing.rows import (
+    allows_joint,
     array_parts,
     check_part_list,
     checked_parts,
@@ -585,17 +584,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         several = len(self.classes_) > 2 and self.multi_class == "auto" and not through_points
         if not several and self.multi_class != "joint":
             return False
-        given: Any = self.inducing_points
-        m = inducing_count(self) if given is None else len(given)
-        many = through_points and m * len(self.classes_) > MOST_WEIGHTS
-        checks = {
-            "rule='power'": self.rule == "power",
-            f"more than {MOST_WEIGHTS} classes times inducing points": many,
-        }
-        excluding = [setting for setting, excludes in checks.items() if excludes]
-        for setting in excluding:
-            refuse_joint(self, setting)
-        return not excluding
+        return allows_joint(self, through_points, {"rule='power'": self.rule == "power"})
 
     def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
