@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import ClassSites, class_log_weights
+from .._engine.class_sites import MOST_WEIGHTS, ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import log_mixture
@@ -32,6 +32,7 @@ from .._estimator.checks import (
     check_hyperparameters,
     check_number,
     checked_weights,
+    refuse_joint,
     spread_rows,
     validate_training,
     warn_of_spreads,
@@ -155,6 +156,33 @@ def begins_with_some_rows(estimator, n_rows):
     """Return whether `fit` learns the default kernel of so many rows with some of them first."""
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
     return by_passes and takes_some_rows(estimator, n_rows, ends_jointly(estimator))
+
+
+def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
+    """Return the number of inducing points that an estimator asks for.
+
+    Of so many rows, None for any number, the default has such a number that rows times its square
+    never fall, nor the cost of a pass: between those of `points`, the fewer of `many` rows.
+    """
+    if estimator.n_inducing is not None:
+        return estimator.n_inducing
+    few, most = points
+    share = 1.0 if n_rows is None else (many / n_rows) ** 0.5
+    return round(np.clip(few * share, few, most))
+
+
+def allows_joint(estimator, through_points, settings):
+    """Return whether all classes may have one joint posterior; refuse it where it was asked for.
+
+    `settings` of the estimator -> whether they exclude it, as too many inducing points do.
+    """
+    given, K = estimator.inducing_points, len(estimator.classes_)
+    m = inducing_count(estimator) if given is None else len(given)
+    most = f"more than {MOST_WEIGHTS} classes times inducing points"
+    excludes = settings | {most: through_points and m * K > MOST_WEIGHTS}
+    for setting in (name for name, excluding in excludes.items() if excluding):
+        refuse_joint(estimator, setting)
+    return not any(excludes.values())
 
 
 def ends_jointly(estimator):

@@ -24,6 +24,7 @@ from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import (
     GaussianProcessBase,
+    allows_joint,
     begins_with_some_rows,
     draw_seed,
     factor_of,
@@ -35,7 +36,6 @@ from ._hyperparameters import wants_average
 from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
 from .inducing.rows import (
-    allows_joint,
     array_parts,
     check_part_list,
     checked_parts,

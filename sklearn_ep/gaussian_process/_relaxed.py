@@ -33,9 +33,11 @@ from .._estimator.fitting import (
 from .._estimator.latents import JointLatents, is_joint
 from ._base import (
     GaussianProcessBase,
+    allows_joint,
     check_input_gradient,
     check_kernel,
     column_spread,
+    inducing_count,
     joined_fits,
     last_sites,
     spread_of,
@@ -44,13 +46,11 @@ from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants
 from ._kernels import with_theta
 from ._limits import LIMITS
 from .inducing.rows import (
-    allows_joint,
     array_parts,
     check_part_list,
     checked_parts,
     described,
     first_points,
-    inducing_count,
 )
 from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors

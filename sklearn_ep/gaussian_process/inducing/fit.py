@@ -35,6 +35,7 @@ from .._base import (
     check_kernel,
     ending_in,
     factor_of,
+    inducing_count,
     initial_kernel,
     remark_of,
     sweeps_of,
@@ -68,7 +69,6 @@ from .rows import (
     PartitionedRows,
     distinct_rows,
     first_points,
-    inducing_count,
 )
 from .values import AveragedInducing
 

@@ -9,12 +9,11 @@ from sklearn.cluster import KMeans
 from sklearn.utils import check_array, gen_batches
 from threadpoolctl import threadpool_limits
 
-from ..._engine.class_sites import MOST_WEIGHTS
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
-from ..._estimator.checks import refuse_joint, warn_of_spreads
+from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
-from .._base import check_scale, weighted_mean
+from .._base import check_scale, inducing_count, weighted_mean
 from .._limits import LIMITS
 
 # Standardised rows are rounded to this before they get their keys: far above the rounding of
@@ -345,33 +344,6 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
         )
         centres.fit(standard, sample_weight=weight)
     return units.mean + units.spread * centres.cluster_centers_
-
-
-def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
-    """Return the number of inducing points that an estimator asks for.
-
-    Of so many rows, None for any number, the default has such a number that rows times its square
-    never fall, nor the cost of a pass: between those of `points`, the fewer of `many` rows.
-    """
-    if estimator.n_inducing is not None:
-        return estimator.n_inducing
-    few, most = points
-    share = 1.0 if n_rows is None else (many / n_rows) ** 0.5
-    return round(np.clip(few * share, few, most))
-
-
-def allows_joint(estimator, through_points, settings):
-    """Return whether all classes may have one joint posterior; refuse it where it was asked for.
-
-    `settings` of the estimator -> whether they exclude it, as too many inducing points do.
-    """
-    given, K = estimator.inducing_points, len(estimator.classes_)
-    m = inducing_count(estimator) if given is None else len(given)
-    most = f"more than {MOST_WEIGHTS} classes times inducing points"
-    excludes = settings | {most: through_points and m * K > MOST_WEIGHTS}
-    for setting in (name for name, excluding in excludes.items() if excluding):
-        refuse_joint(estimator, setting)
-    return not any(excludes.values())
 
 
 def first_points(estimator, rows, weight, seed, lengths=None, told=True, m=None):

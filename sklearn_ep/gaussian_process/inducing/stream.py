@@ -14,6 +14,7 @@ from .._base import (
     check_kernel,
     column_spread,
     draw_seed,
+    inducing_count,
     initial_kernel,
     sweeps_of,
     takes_some_rows,
@@ -28,7 +29,6 @@ from .rows import (
     choose_inducing_points,
     describe,
     first_points,
-    inducing_count,
     standard_keys,
 )
 from .values import InducingPrior, grown, rebase
