@@ -37,12 +37,13 @@ SETTINGS = [
     SpikeSlabClassifier(),
     CVL(),
     CVL(prior="laplace"),
-    CVL(solver="cg", variance="monte_carlo", random_state=0),
     CVR(),
     CVR(LaplaceSite(1.0, bound="kl"), noise_variance="auto"),
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=3, damping=0.5),
-    BayesianStackingClassifier(random_state=0),
+    BayesianStackingClassifier(
+        [("process", GP(**SPARSE, optimizer=None)), ("linear", CVL(1.0))], random_state=0
+    ),
 ]
 MORE_SETTINGS = [
     GP(optimizer=None, likelihood="logit"),
@@ -72,6 +73,7 @@ MORE_SETTINGS = [
     CVL(solver="dual", variance="exact"),
     CVL(learn_prior=True, class_weight="balanced"),
     CVL(1.0, variance="calibrated", random_state=0),
+    CVL(solver="cg", variance="monte_carlo", random_state=0),
     CVL(1.0, solver="cg", variance="monte_carlo", random_state=0),
     CVL(1.0, calibration=None),
     CVL(prior=StudentTSite(3.0)),
@@ -81,6 +83,7 @@ MORE_SETTINGS = [
     HierarchicalEPLogistic(engine="importance", max_iter=10, random_state=0),
     HierarchicalEPLogistic(refine=False, fit_intercept=False, prior_scale=1.0),
     HierarchicalEPLogistic(multi_class="joint"),
+    BayesianStackingClassifier(random_state=0),
 ]
 
 

@@ -135,6 +135,7 @@ def save_often(path):
         return slow.fit(X, y, groups, checkpoint=path).coef_
 
 
+@pytest.mark.slow
 def test_checkpoints_of_two_processes_do_not_meet(tmp_path):
     """The file is always one of those that were written, and nobody but its owner reads it."""
     path = tmp_path / "state.npz"
@@ -184,7 +185,10 @@ def load_or_die(X, y, main):
     return X, y
 
 
-@pytest.mark.parametrize("k", [1, -1], ids=["sparse GP", "hierarchical"])
+# that of groups has a test of its own, whose process is killed, and goes on
+@pytest.mark.parametrize(
+    "k", [1, pytest.param(-1, marks=pytest.mark.slow)], ids=["sparse GP", "hierarchical"]
+)
 # joblib's own resource tracker may warn of the files that the dead worker held
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_killed_worker_ends_the_fit_with_an_error(k):

@@ -14,13 +14,13 @@ def half_nightly(*seeds):
     return [pytest.param(s, marks=pytest.mark.slow) if k % 2 else s for k, s in enumerate(seeds)]
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_finite_or_a_named_error(block):
     check_block(block)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(4, 20))
+@pytest.mark.parametrize("block", range(2, 20))
 def test_finite_or_a_named_error_in_more_fits(block):
     check_block(block)
 
@@ -37,7 +37,7 @@ def test_labels_powers_crossed_factors_and_units(first):
 # precisions without a Cholesky factor, a predictive variance below zero by rounding, and variances
 # of group effects as differences of squares
 @pytest.mark.parametrize(
-    "seed", half_nightly(509, 5545, 5580, 5840, 8470, 8762, 9266, 9831, 11919, 12063)
+    "seed", half_nightly(509, 5545, 5580, 5840, 8470, 8762, 9266, 11919, 9831, 12063)
 )
 def test_what_a_longer_run_found(seed):
     assert attempt(seed) is None
@@ -58,7 +58,7 @@ def test_what_far_scales_and_origins_found(seed):
 @pytest.mark.parametrize(
     "seed",
     half_nightly(
-        403, 2935, 4726, 5112, 9764, 1537, 1815, 2922, 3390, 4725, 4881, 5931, 6016, 32081
+        403, 4726, 2935, 9764, 5112, 1537, 1815, 2922, 3390, 4881, 4725, 6016, 5931, 32081
     ),
 )
 def test_what_averages_found_at_far_scales(seed):
@@ -66,13 +66,13 @@ def test_what_averages_found_at_far_scales(seed):
 
 
 def test_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
-    cases = [(seed, stretch) for seed in range(20) for stretch in (False, True)]
+    cases = [(seed, stretch) for seed in range(10) for stretch in (False, True)]
     assert not [f for f in (attempt(*case, sparse_classifier) for case in cases) if f]
 
 
 @pytest.mark.slow
 def test_more_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
-    cases = [(seed, stretch) for seed in range(20, 400) for stretch in (False, True)]
+    cases = [(seed, stretch) for seed in range(10, 400) for stretch in (False, True)]
     assert not [f for f in (attempt(*case, sparse_classifier) for case in cases) if f]
 
 

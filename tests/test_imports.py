@@ -1,6 +1,7 @@
 """Dependencies point one way: model -> _estimator -> _engine, and nothing optional at import."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -30,18 +31,19 @@ ROOMS = {
 }
 
 
+@functools.cache
 def modules_imported(path):
     """(module, top level of the file?) for every import, relative ones made absolute."""
     tree = ast.parse(path.read_text())
-    package = ("sklearn_ep", *path.relative_to(ROOT).parts[:-1])
+    package, found = ("sklearn_ep", *path.relative_to(ROOT).parts[:-1]), []
     for node in ast.walk(tree):
-        inside = not any(node is n for n in tree.body)
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, not inside
+            found += [(alias.name, node in tree.body) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
-            yield ".".join([*base, *([node.module] if node.module else [])]), not inside
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.append((module, node in tree.body))
+    return found
 
 
 def rooms_imported(path):

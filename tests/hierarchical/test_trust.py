@@ -94,7 +94,7 @@ def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
         np.testing.assert_array_equal(getattr(found, name), getattr(given, name))
 
 
-@pytest.mark.parametrize("n_left", [3, 1])
+@pytest.mark.parametrize("n_left", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
     """Mergers of neighbours are advised until so many parts are left, of five two pairs at once."""
     X, y = in_memory()

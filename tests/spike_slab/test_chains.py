@@ -137,7 +137,7 @@ def assert_covariance_of(draws, stated):
     assert np.all(np.abs(stated - found) < 5 * error + 1e-3)
 
 
-@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("intercept", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_moments_intervals_and_predictions_are_those_of_the_draws(intercept):
     X, y = correlated("chain of both signs", 30, n=25, seed=2)
     reg = SpikeSlabRegressor(fit_intercept=intercept).fit(X, y + 3)
@@ -228,6 +228,7 @@ def test_chains_that_do_not_agree_are_told():
     assert not reg.converged_ and reg.n_iter_ == 1 and np.all(np.isfinite(reg.predict(X)))
 
 
+@pytest.mark.slow
 def test_chains_that_do_not_agree_go_on(monkeypatch):
     """Each round has the least work of a step times 200."""
     law = law_of(*correlated("chain of both signs", 14))

@@ -231,6 +231,7 @@ def test_two_classes_are_asked_for():
         SpikeSlabClassifier().fit(X, np.arange(80) % 3)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_calibrated():
     """Slab variance and inclusion drawn from their priors, columns independent or correlated."""
     n, d, rng = 80, 10, np.random.default_rng(0)

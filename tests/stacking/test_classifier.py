@@ -112,6 +112,7 @@ def test_the_mixture_of_the_parts(data, default):
     assert_allclose(default.weights_.sum(), 1.0)
 
 
+@pytest.mark.slow
 def test_leave_one_out_weights_are_near_those_of_folds(data, default):
     folds = clone(default).set_params(cv=10).fit(*data)
     assert_allclose(folds.weights_, default.weights_, atol=0.2)
