@@ -461,7 +461,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             On the scale of log odds.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.mean_and_variance(rows)
+        return _prediction.in_blocks(self._latents.mean_and_variance, rows)
 
     def latent_covariance(
         self,
@@ -549,7 +549,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             Columns in the order of `classes_`.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.log_proba(rows)
+        return _prediction.in_blocks(self._latents.log_proba, rows)
 
     def predict_proba(
         self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
@@ -602,7 +602,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         """
         check_number("level", level, 0, 1, boundaries="neither")
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.proba_interval(rows, level)
+        return _prediction.in_blocks(self._latents.proba_interval, rows, level)
 
     def predict(self, X: RowsLike, groups: Labels = None, kind: str = "conditional") -> np.ndarray:
         """Most probable class.
