@@ -3,7 +3,6 @@
 A checkpoint is plain arrays, written whole or not at all, and tied to its data.
 """
 
-import hashlib
 import heapq
 import os
 import tempfile
@@ -11,13 +10,14 @@ import zipfile
 from functools import partial
 from typing import Any, NamedTuple
 
+import joblib
 import numpy as np
 
 from .._engine.partition import load_part
 from .._engine.row_order import row_keys
 from .._estimator.checks import ColumnRanges
 from .._estimator.row_parts import checked_arrays, naming_part
-from .._estimator.tables import array_of, names_of
+from .._estimator.tables import array_of, names_of, objects
 from . import _factors
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
@@ -40,12 +40,7 @@ def checked_state(state):
 
 def digest(*arrays):
     """Return a hash (hex) of the contents and shapes of arrays."""
-    out = hashlib.sha256()
-    for array in arrays:
-        array = np.ascontiguousarray(array)
-        out.update(f"{array.dtype.str}{array.shape}".encode())
-        out.update(array.data if array.dtype.kind != "U" else array.tobytes())
-    return out.hexdigest()
+    return joblib.hash([np.ascontiguousarray(a) for a in arrays], coerce_mmap=True)
 
 
 def _file_beside(path):
@@ -182,7 +177,7 @@ def join_levels(told):
     where: list[list[Any]] = [[] for _ in told]
     for f in range(len(told[0].labels)):
         every = [np.asarray(t.labels[f]) for t in told]
-        known, code = _factors.numbered_levels([g for own in every for g in own.tolist()])
+        known, code = _factors.numbered_levels(objects([g for own in every for g in own.tolist()]))
         ends = np.cumsum([len(own) for own in every])
         free = len(known)
         for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):

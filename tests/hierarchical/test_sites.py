@@ -302,17 +302,20 @@ def random_sites(k=4, p=3, seed=0):
     return prior, Natural(0.1 * a @ a.swapaxes(1, 2), rng.standard_normal((k, p)))
 
 
-def test_step_limit_is_where_a_cavity_turns_singular():
+def test_a_step_keeps_the_largest_share_that_leaves_every_cavity_proper():
     prior, messages = random_sites()
     change = np.random.default_rng(1).standard_normal((4, 3, 3))
     change = change + change.swapaxes(1, 2)
-    total = partitions_messages.total_of(prior, messages)
-    limit = partitions_messages.step_limit(total, messages, change)
-    moved = total.precision + limit * change.sum(0)
-    sites = messages.precision + limit * change
-    smallest = min(np.linalg.eigvalsh(c)[0] for c in (moved, *(moved - sites)))
-    assert abs(smallest) < 1e-9
-    assert partitions_messages.step_limit(total, messages, np.stack([np.eye(3)] * 4)) == np.inf
+    share = partitions_messages.proper_share(prior, messages.precision, change)
+
+    def least(share):
+        sites = messages.precision + share * change
+        whole = prior.precision + sites.sum(0)
+        return min(np.linalg.eigvalsh(c)[0] for c in (whole, *(whole - sites)))
+
+    assert least(share) > 0 > least(share / 0.7)
+    forward = np.stack([np.eye(3)] * 4)
+    assert partitions_messages.proper_share(prior, messages.precision, forward) == 1.0
 
 
 class Answer:

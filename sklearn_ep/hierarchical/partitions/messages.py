@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigh
 
 from ..._engine import gaussian
 from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate, reason_to_end
@@ -54,21 +53,16 @@ def is_proper(prior, precision, with_cavities=True):
     return True
 
 
-def step_limit(total, messages, change):
-    """Return the step along `change` at which a cavity or the whole stops being proper.
+def proper_share(prior, start, change, with_cavities=True):
+    """Return the largest of 1, 0.7, 0.49, ... such that site precisions start + share change do.
 
-    total is the product of prior and messages, change (K, P, P) that of the precisions. Infinite
-    where no step leaves the proper set. Exact: -1 over the smallest generalised eigenvalue of what
-    each cavity is changed by. O(K P^3).
+    They leave the whole, and every cavity, proper; start and change are (K, P, P). A share small
+    enough exists where the start is proper, as sites that say nothing are.
     """
-    whole, limit = change.sum(0), np.inf
-    own = zip(change, messages.precision, strict=True)
-    cavities = [(whole - delta, total.precision - site) for delta, site in own]
-    for by, of in [(whole, total.precision), *cavities]:
-        lowest = eigh(by, of, eigvals_only=True, subset_by_index=[0, 0])[0]
-        if lowest < 0:
-            limit = min(limit, -1.0 / lowest)
-    return limit
+    share = 1.0
+    while not is_proper(prior, start + share * change, with_cavities):
+        share *= 0.7
+    return share
 
 
 def _residual(total, change):
@@ -108,6 +102,9 @@ def _new_message(cavity, site):
     precision, shift = gaussian.over(matched, cavity)
     # an asymmetry of rounding grows fortyfold a sweep: one triangle is read, both are subtracted
     return 0.5 * (precision + precision.T), shift
+
+
+_MARGIN = 0.9  # share of the way to the border of the proper set that a step may go
 
 
 class Sweeps:
@@ -150,15 +147,11 @@ class Sweeps:
 
     def repair(self, proposal, x, target):
         """Return the proposal, or where the way to it has to end for the cavities to be proper."""
-        messages, change = unpack(x), unpack(proposal - x)
-        if is_proper(self.prior, messages.precision + change.precision / 0.9):
-            self.n_short = 0
-            return proposal
-        self.n_cut += 1
-        limit = step_limit(total_of(self.prior, messages), messages, change.precision)
-        step = min(1.0, 0.9 * limit)
+        change = unpack(proposal - x).precision
+        step = proper_share(self.prior, unpack(x).precision, change / _MARGIN)
+        self.n_cut += step < 1.0
         self.n_short = self.n_short + 1 if step < 0.1 else 0
-        return x + step * (proposal - x)
+        return proposal if step == 1.0 else x + step * (proposal - x)
 
     def end(self, record, payload):
         """Pass it on, and ask to stop after three short steps in a row."""
@@ -236,9 +229,8 @@ def _after_one(prior, messages, k, update, step):
     """Return the messages after a step of site k towards its update, no longer than is proper."""
     target = gaussian.Natural(messages.precision.copy(), messages.shift.copy())
     target.precision[k], target.shift[k] = update
-    change = target.precision - messages.precision
-    if not is_proper(prior, messages.precision + step / 0.9 * change):
-        step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
+    change = step / _MARGIN * (target.precision - messages.precision)
+    step = step * proper_share(prior, messages.precision, change)
     pairs = zip(messages, target, strict=True)
     return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))
 
@@ -324,17 +316,6 @@ def _site_precisions(terms):
     return np.stack([-0.5 * (t.hessian + t.hessian.T) for t in terms])
 
 
-def _proper_share(prior, precision, with_cavities):
-    """Return the largest of 1, 0.7, 0.49, ... by which the sites have to be weakened to be proper.
-
-    A share small enough always exists, because the prior is proper.
-    """
-    share = 1.0
-    while not is_proper(prior, share * precision, with_cavities):
-        share *= 0.7
-    return share
-
-
 def _laplace_evidence(value, terms, prior):
     """Return log of the Laplace integral of the posterior; the prior is normalised here.
 
@@ -342,7 +323,7 @@ def _laplace_evidence(value, terms, prior):
     `laplace_messages`.
     """
     precision = _site_precisions(terms)
-    share = _proper_share(prior, precision, with_cavities=False)
+    share = proper_share(prior, 0.0 * precision, precision, with_cavities=False)
     lower = gaussian.checked_cholesky(prior.precision + share * precision.sum(0))
     return float(value - np.sum(np.log(np.diagonal(lower))) - gaussian.log_partition(prior))
 
@@ -356,5 +337,5 @@ def laplace_messages(mode, prior, *, with_cavities=True):
     """
     precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
-    share = _proper_share(prior, precision, with_cavities)
+    share = proper_share(prior, 0.0 * precision, precision, with_cavities)
     return gaussian.Natural(share * precision, share * shift)
