@@ -345,7 +345,6 @@ class CoefficientReport(Summarised):
 
     _coefficients: Any
     _figures: Any
-    n_features_in_: int
     coef_: np.ndarray
     coef_std_: np.ndarray
     intercept_: Any
@@ -371,10 +370,14 @@ class CoefficientReport(Summarised):
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
-        return self._coefficients(level)[2][..., : self.n_features_in_, :]
+        return self._coefficients(level)[2][..., : self.coef_.shape[-1], :]
+
+    def _names(self, given):
+        """Return the names of the columns that have coefficients."""
+        return column_names(self, given)
 
     def _summarise(self, level, top, sort, feature_names):
-        d, names = self.n_features_in_, column_names(self, feature_names)
+        d, names = self.coef_.shape[-1], self._names(feature_names)
         mean, std, interval = self._coefficients(level)
         intercept = ["intercept"] * (mean.shape[-1] > d)
         if hasattr(self, "classes_"):

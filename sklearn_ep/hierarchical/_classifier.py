@@ -3,6 +3,7 @@
 import os
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,17 +21,26 @@ from .._estimator.checks import check_number, check_parts
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
-from .._estimator.summary import Summarised
+from .._estimator.summary import CoefficientReport
 from . import _plan, _prediction, _scales
 from ._factors import split_intercept
 from ._fit import attributes_of, fit_plan
 from ._parts import check_checkpoint, checked_state
-from ._tables import effects_frame, intervals, summarise, what_was_averaged
+from ._tables import (
+    coefficients,
+    effects_frame,
+    figures_of,
+    names_of_shared,
+    scales_of,
+    what_was_averaged,
+)
 from .messages.posterior import remarks_on_agreement
 from .partitions.trust import trust_in_parts
 
 
-class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
+class HierarchicalEPLogistic(
+    CoefficientReport, CallbackSupportMixin, ClassifierMixin, VersionedEstimator
+):
     """Multilevel logistic regression: shared coefficients and effects of groups.
 
     The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
@@ -711,31 +721,18 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             found.group_effects = found.group_effects[0]
         return found
 
-    def coef_interval(self, level: float = 0.9) -> np.ndarray:
-        """Posterior intervals of the shared coefficients.
+    def _coefficients(self, level):
+        return coefficients(self._posteriors, level)
 
-        Parameters
-        ----------
-        level : float, default=0.9
-            Posterior probability between the ends, in (0, 1); half of the rest is on either side.
-            0.9 is that of `tau_interval_`.
+    def _names(self, given):
+        return names_of_shared(self, given)
 
-        Returns
-        -------
-        interval : ndarray of shape (1, D, 2), or (n_classes, D, 2) one-versus-rest
-            Lower and upper end of each entry of `coef_`: quantiles of the posterior, a mixture of
-            normal distributions over the nodes in theta. Costs O(M D^2).
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
+    def _figures(self):
+        return figures_of(self)
 
     def _summarise(self, level, top, sort, feature_names):
-        return summarise(self, level, top, sort, feature_names)
+        found = super()._summarise(level, top, sort, feature_names)
+        return replace(found, scales=scales_of(self, self._names(feature_names), level))
 
     def group_effects_frame(self, level: float = 0.9) -> Any:
         """Effects of all groups as a table, one row an effect.

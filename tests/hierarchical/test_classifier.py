@@ -374,7 +374,7 @@ def test_tables_of_a_fit_have_names_and_figures():
     assert parts.scales == {} and parts.figures["rows"] == 240 and parts.figures["groups"] == 0
     several = HierarchicalEPLogistic(tol=1.0).fit(X, np.array(["u", "v", "w"])[g % 3])
     names, interval = several.summary().coefficients["name"], several.coef_interval(0.5)
-    assert names[[0, 3, 11]].tolist() == ["u: x0", "u: intercept", "w: intercept"]
+    assert names[[0, 3, 11]].tolist() == ["u: x0", "v: x0", "w: intercept"]
     assert interval.shape == (3, 3, 2)
     assert np.all((interval[..., 0] < several.coef_) & (several.coef_ < interval[..., 1]))
     for level in (0.0, 1.0, np.nan):
