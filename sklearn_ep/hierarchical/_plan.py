@@ -54,7 +54,7 @@ _OF_DRAWS = Engine(_NO_GRID | {"hyperparameters": "whose draws are of theta too"
 ENGINES = {
     "ep": Engine({}, lists=True, powers=True),
     "messages": Engine(_NO_GRID, lists=True, powers=True),
-    "laplace": Engine({"schedule": "which climbs to the mode of all sites together"}),
+    "laplace": Engine({}),
     "importance": _OF_DRAWS,
     "nuts": _OF_DRAWS,
 }
@@ -69,7 +69,6 @@ class Settings(NamedTuple):
     """
 
     theta: str
-    schedule: str
     damping: float
     max_iter: int
     tol: float
@@ -140,7 +139,6 @@ def check_parameters(est):
         )
     if est.engine == "nuts":
         load_sampler()
-    checks.check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
         checks.check_choice("n_partitions", est.n_partitions, ["auto", "adaptive"], "a number")
     else:
@@ -209,7 +207,7 @@ def _settings(est):
         seed = check_random_state(est.random_state).randint(2**31)
     rule = "grid" if est.refine else "star"
     rule = "mode" if est.hyperparameters == "mode" else rule
-    steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
+    steps = float(est.damping), int(est.max_iter), float(est.tol)
     adaptive = est.n_partitions == "adaptive"
     return Settings(rule, *steps, seed, float(est.power), est.n_jobs, adaptive)
 
@@ -373,7 +371,7 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
         parted = engine == "messages"
     else:
         engine = "ep" if est.engine == "auto" else est.engine
-        plain = (engine, est.schedule, est.damping) == ("ep", "parallel", 1)
+        plain = engine == "ep" and est.damping == 1
         parted = parted or with_checkpoint or not (columns.has_groups and plain)
     if engine == "messages":
         _check_messages(est, columns, codes)
@@ -398,11 +396,6 @@ def _check_messages(est, columns, codes):
     """Raise a ValueError that names what messages do not take."""
     if not columns.has_groups:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
-    if est.schedule != "parallel":
-        raise ValueError(
-            f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
-            "other than 'messages'."
-        )
     if est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
         what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
         raise ValueError(
@@ -419,7 +412,7 @@ def _engine_of_list(est, columns, codes, n_levels, parted):
             f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
             "'ep', 'messages' or 'auto'."
         )
-    if est.engine == "messages" or parted or est.schedule != "parallel":
+    if est.engine == "messages" or parted:
         return "messages"
     sizes = columns.n_effects * np.array(n_levels)
     dense = int(sizes.sum() - sizes.max())
