@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import joblib
 import numpy as np
 
-from .._engine.partition import load_part
+from .._engine.partition import Part, load_part
 from .._engine.row_order import row_keys
 from .._estimator.checks import ColumnRanges
 from .._estimator.row_parts import checked_arrays, naming_part
@@ -135,6 +135,25 @@ class RawRows(NamedTuple):
         codes = [_factors.numbered_levels(own)[1] for own in labels]
         shared, designs = _factors.design_of_factors(X, self.columns)
         return shared, np.where(y == self.positive, 1.0, -1.0), weight, designs, codes
+
+
+def parts_in_memory(plan, sign):
+    """Return the parts of rows in memory with labels in {-1, +1}, for `read_rows`."""
+    out = []
+    for own in plan.parts.members:
+        codes = [np.unique(code[own], return_inverse=True)[1] for code in plan.codes]
+        designs = [w[own] for w in plan.designs]
+        out.append(Part(plan.X[own], sign[own], plan.weight[own], *designs, *codes))
+    return out
+
+
+def read_rows(part, reader):
+    """Return what `RawRows` returns, of a part by the driver, or by a reader of raw ones."""
+    if reader is not None:
+        return reader(load_part(part))
+    X, sign, weight, *of_factors = load_part(part)
+    n = len(of_factors) // 2
+    return X, sign, weight, of_factors[:n], of_factors[n:]
 
 
 def shape_of(part, message):

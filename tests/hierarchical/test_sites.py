@@ -31,7 +31,7 @@ def rows_of(n=40, d=3, q=1, j=6, seed=0, weights=False):
     z = X @ rng.standard_normal(d) + rng.standard_normal(j)[group]
     sign = np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
     weight = rng.integers(1, 4, n).astype(float) if weights else np.ones(n)
-    return part.arrow_rows(X, sign, weight, local, group)[0]
+    return part.arrow_rows(X, sign, weight, local, group)
 
 
 def dense_ep(A, sign, weight, precision, shift, sweeps=200):
@@ -93,7 +93,7 @@ def test_weights_are_repeated_rows():
         np.ones(times.sum()),
         np.repeat(rows.local, times, 0),
         np.repeat(rows.group, times),
-    )[0]
+    )
     args = (np.ones((1, 1, 1)), np.eye(3)[None], np.zeros((1, 3)), None)
     a, b = (part.conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
     np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
@@ -161,7 +161,7 @@ def case_rows(case):
     X, y = np.array(case["X"]), np.array(case["y"])
     return part.arrow_rows(
         X, 2.0 * y - 1, np.ones(len(y)), np.ones((len(y), 1)), np.array(case["groups"])
-    )[0]
+    )
 
 
 @pytest.mark.parametrize("case", ORACLE["exact_cases"], ids=lambda c: c["name"])

@@ -16,6 +16,7 @@ from ..._engine import gaussian
 from ..._engine.loop import Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from .._parts import parts_in_memory
 from . import posterior as posteriors
 from . import rows as steps
 from .parts import LoggedRows
@@ -166,7 +167,7 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
     """
     if run is not None:
         return _fit_parts(plan, run, monitor, previous, save)
-    parts = plan.parts.prepared(plan, sign)
+    parts = parts_in_memory(plan, sign)
     # one part has nothing to share out, and would pay for each of its questions
     with parallel_config("sequential") if len(parts) == 1 else nullcontext():
         with PartMap(parts, plan.settings.n_jobs, prefer="threads") as run:

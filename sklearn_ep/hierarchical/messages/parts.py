@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.partition import Part, PartMemory, load_part, split_rows
+from ..._engine.partition import PartMemory, split_rows
+from .._parts import read_rows
 from .schur import FactorRows, SystemRows
 
 # Numbers that a process keeps of rows and their state, 4 GB.
@@ -29,15 +30,6 @@ class FactorParts(NamedTuple):
     numbers: "LevelNumbers"
     reader: Any
     members: Any = None
-
-    def prepared(self, plan, sign):
-        """Return the parts of a plan with rows in memory, for labels in {-1, +1}."""
-        out = []
-        for own, where in zip(self.members, self.numbers.where, strict=True):
-            pairs = zip(where, plan.codes, strict=True)
-            codes = [np.searchsorted(at, code[own]) for at, code in pairs]
-            out.append(Part(plan.X[own], sign[own], plan.weight[own], *codes))
-        return out
 
 
 def parts_of_rows(codes, n_levels, n_parts):
@@ -56,11 +48,7 @@ def parts_of_rows(codes, n_levels, n_parts):
 
 def rows_of(part, reader):
     """Return the `FactorRows` of a part, prepared by the driver or raw."""
-    arrays = load_part(part)
-    if reader is None:
-        X, sign, weight, *codes = arrays
-    else:
-        X, sign, weight, _, codes = reader(arrays)
+    X, sign, weight, _, codes = read_rows(part, reader)
     return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
 
 

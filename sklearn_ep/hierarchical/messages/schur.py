@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import checked_cholesky, cholesky_solve
+from ..._engine.gaussian import checked_cholesky, cholesky_solve, weighted_gram
 
 _FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones
 
@@ -389,9 +389,5 @@ def _chosen(n_levels, big, most):
 
 def _gram(across, divisor):
     """Return the dense B' diag(1 / divisor) B of a sparse B (L, p)."""
-    if across.nnz > _FULL * np.prod(across.shape):
-        full = across.toarray()
-        return full.T @ (full / divisor[:, None])
-    scaled = across.copy()
-    scaled.data /= np.repeat(divisor, np.diff(across.indptr))
-    return (across.T @ scaled).toarray()
+    many = across.nnz > _FULL * np.prod(across.shape)
+    return weighted_gram(across.toarray() if many else across, 1.0 / divisor)

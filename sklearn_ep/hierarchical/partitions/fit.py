@@ -9,12 +9,12 @@ from scipy.stats import multivariate_normal
 from ..._engine.gaussian import Moments, Natural, check_precise, moments, natural
 from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
-from ..._engine.partition import Part, PartMap
+from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._exact import GivenScales, as_messages, fit_model
 from .._layout import EffectPlaces, LocalPart
-from .._parts import state_of
+from .._parts import parts_in_memory, state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import affords_lattice, lattice_about, star_at
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
@@ -22,13 +22,11 @@ from .messages import find_mode, is_proper, laplace_messages, propagate, total_o
 from .part import (
     SiteState,
     TiltedSite,
-    arrow_rows,
     conditional_ep,
     half_partition,
     marginal_terms,
     middle_sites,
     node_rule,
-    of_one_factor,
     part_worker,
     tilted_by_nodes,
 )
@@ -38,13 +36,6 @@ from .part import (
 _MOST_IN_MESSAGES = 3
 # engines that draw, and the share of effective draws below which they draw again
 _DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
-
-
-def parts_in_memory(plan, sign):
-    """Return the parts of rows in memory with labels in {-1, +1}."""
-    own = of_one_factor(len(sign), plan.designs, plan.codes)
-    arrays = plan.X, sign, plan.weight, *own
-    return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
 
 
 def fit_in_memory(plan, sign, monitor, previous, save):

@@ -13,9 +13,10 @@ from scipy.special import logsumexp
 
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments
+from .._parts import parts_in_memory
 from .draws import draws_of, marginal_log_likelihood, normalised
-from .fit import fit_in_memory, parts_in_memory
-from .part import ArrowRows, arrow_rows, of_one_factor
+from .fit import fit_in_memory
+from .part import arrow_rows, of_one_factor, rows_of
 
 SITE_NAMES = "site_precision_", "site_shift_", "phi_mean_", "phi_cov_"
 
@@ -75,7 +76,7 @@ def trust_in_parts(est, rows, n_draws, rng):
     if len(own) != len(sign):
         return ()  # other rows than those of the fit
     members = (own == k for k in range(len(est.site_shift_)))
-    parts = [arrow_rows(*(a[mine] for a in arrays))[0] for mine in members]
+    parts = [arrow_rows(*(a[mine] for a in arrays)) for mine in members]
     return trust_of(parts, {name: getattr(est, name) for name in SITE_NAMES}, n_draws, rng)
 
 
@@ -139,7 +140,7 @@ def fit_adaptively(plan, sign, monitor, previous, save):
     rng = np.random.default_rng(plan.settings.seed)
     while True:
         fit = fit_in_memory(plan, sign, monitor, previous, save)
-        parts = [ArrowRows(*part.arrays) for part in parts_in_memory(plan, sign)]
+        parts = [rows_of(part) for part in parts_in_memory(plan, sign)]
         joined = merged_numbers(trust_of(parts, fit.attributes["sites"], _DRAWS, rng))
         if fit.reason == "asked" or len(set(joined)) == len(joined):
             return fit._replace(attributes=fit.attributes | dict(parts=plan.parts))
