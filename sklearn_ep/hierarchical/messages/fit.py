@@ -194,12 +194,10 @@ def _fit_rows(plan, rows, monitor, previous, save):
         model, start, plan.settings.tol, plan.settings.max_iter, trace
     )
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
-    spread: Any = None
+    evidence, spread = posteriors.log_evidence(model, solved, check), None
     if not known:
-        rows.step(steps.mark)
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
-        rows.step(steps.go_back)
-    evidence = posteriors.log_evidence(model, solved, check, None if known else spread.cov)
+        evidence += posteriors.log_integral(model.theta_prior, solved.theta, spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
     settled, remark = reason == "converged", ""
     if not model.solved_all:
@@ -293,7 +291,6 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
         theta = solved.theta + apart * (np.arange(len(solved.theta)) == f)
-        model.rows.step(steps.go_back)
         near = model.solve(theta, solved.mean, tol, least=4)
         curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)

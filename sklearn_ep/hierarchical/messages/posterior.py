@@ -218,21 +218,20 @@ def _by_solves(system, levels, unknown, n_steps):
     return Sums(variance, error / np.sqrt(len(squares)), float(np.mean(traces)))
 
 
-def log_evidence(model, solved, check, scale_cov):
-    """Return the log evidence: of EP at the scales, times what their Gaussian, if any, covers.
-
-    Its error by variances of rows is of second order.
-    """
-    rows, prior, theta = model.rows, model.prior(solved.theta), solved.theta
+def log_evidence(model, solved, check):
+    """Return the log evidence of EP at the scales: its error by variances is of second order."""
+    rows, prior = model.rows, model.prior(solved.theta)
     pulled = rows.ask(right_side).dot(solved.mean)
     log_prior = sum(np.sum(np.log(p)) for p in (prior.beta, *prior.levels))
     out = 0.5 * (pulled + log_prior - check.log_det)
     out += rows.ask(row_evidence, solved.root, solved.mean, model.power)
-    if scale_cov is not None:
-        # the factor (2 pi)^(T / 2) is that of Laplace's integral, too
-        out += model.theta_prior.log_density(theta) + 0.5 * len(theta) * np.log(2.0 * np.pi)
-        out += 0.5 * np.linalg.slogdet(scale_cov)[1]
     return float(out)
+
+
+def log_integral(prior, theta, cov):
+    """Return the log of Laplace's integral over the scales, for an evidence of one at theta."""
+    volume = 0.5 * len(theta) * np.log(2.0 * np.pi) + 0.5 * np.linalg.slogdet(cov)[1]
+    return float(prior.log_density(theta) + volume)
 
 
 def remarks_on_agreement(check, names):

@@ -75,14 +75,12 @@ class FactorRows(NamedTuple):
 class SystemRows:
     """`FactorRows` with the number `big` of the factor that is eliminated.
 
-    They keep which pairs of its levels with those of other factors occur, once these are asked for,
-    and the values T Z x of the last x, which two questions in turn are about.
+    They keep which pairs of its levels with those of other factors occur, once these are asked for.
     """
 
     def __init__(self, rows, big):
         self.rows, self.big = rows, big
         self._pairs: dict[int, Any] = {}
-        self._beta = self._precision = self._values = None
 
     def pair_sums(self, values, f):
         """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
@@ -99,14 +97,6 @@ class SystemRows:
         number, pairs = self._pairs[f]
         code, other = np.divmod(pairs, self.rows.n_levels[self.big])
         return np.bincount(number, values, minlength=len(pairs)), other, code
-
-    def product(self, precision, x):
-        """Return T Z x (n,), from memory if x and T are those of the last call."""
-        if self._beta is not x.beta or self._precision is not precision:
-            values = self.rows.predictor(x)
-            values *= precision
-            self._beta, self._precision, self._values = x.beta, precision, values
-        return self._values
 
 
 class Diagonals(NamedTuple):
@@ -185,7 +175,7 @@ def across(held, state, x):
     """Return the sums of T Z x over the levels of the big factor, None for others."""
     rows, big = held.rows, held.big
     out: list[Any] = [None] * len(rows.codes)
-    out[big] = rows.sums(big, held.product(state.precision, x))
+    out[big] = rows.sums(big, state.precision * rows.predictor(x))
     return out
 
 
@@ -194,9 +184,9 @@ def reduced_product(held, state, x, eliminated):
 
     eliminated has the values of the big factor, None for others.
     """
-    rows, precision = held.rows, state.precision
-    less = precision * eliminated[held.big][rows.codes[held.big]]
-    return rows.collect(held.product(precision, x) - less, but=held.big)
+    rows, big = held.rows, held.big
+    left = rows.predictor(x) - eliminated[big][rows.codes[big]]
+    return rows.collect(state.precision * left, but=big)
 
 
 def big_product(held, state, values):
