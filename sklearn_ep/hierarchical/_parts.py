@@ -219,22 +219,28 @@ _MOST_SITES: dict[Any, int] = {"auto": 8, "adaptive": 50}
 _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
-class Placement(NamedTuple):
-    """Sites of a fit.
+class Parts(NamedTuple):
+    """How rows become parts.
 
-    site numbers the site of each named group, of each row where there are no groups; where[k]
-    numbers the groups of site k, in the order a worker sees them; reader is the `RawRows` of raw
-    parts; members are the rows of each site in memory.
+    where[k][f] numbers the levels of factor f in part k, in the order a worker sees them; reader is
+    the `RawRows` of raw parts; members are the rows of each part in memory. Where parts have sites
+    of their own, site numbers that of each named group, of each row where there are no groups.
     """
 
-    site: np.ndarray
-    where: list[np.ndarray]
-    reader: Any
+    where: list[list[np.ndarray]]
+    reader: Any = None
     members: Any = None
+    site: Any = None
+
+
+def parts_of_members(members, codes, site=None):
+    """Return the `Parts` of rows in memory, members and codes being those of parts and factors."""
+    where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]
+    return Parts(where, None, members, site)
 
 
 def place_rows(est, draws, training, levels, codes, previous):
-    """Return the `Placement` of rows in memory.
+    """Return the `Parts`, each with a site, of rows in memory.
 
     draws says whether the engine draws; levels (the named ones) and codes are of each factor, of
     which there is at most one; previous is the state of an earlier fit or None: groups stay in
@@ -244,25 +250,22 @@ def place_rows(est, draws, training, levels, codes, previous):
     if not levels:
         n_sites = _n_sites(est, draws, weight.sum(), None)
         row_site = site = spread_by_content(training.X, training.y, weight, n_sites)
-        group_site = np.empty(0, dtype=int)
     else:
         load = np.bincount(codes[0], weights=weight)
         group_site = _place_groups(est, draws, levels[0], load, previous)
         row_site, site = group_site[codes[0]], group_site[: len(levels[0])]
     members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
-    where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
-    return Placement(site, where, None, members)
+    return parts_of_members(members, codes, site)
 
 
-def place_raw(n_rows, levels, n_levels, where, reader):
-    """Return the `Placement` of raw parts, each of which is a site.
+def sites_of_raw(n_rows, levels, n_levels, where):
+    """Return the site of each named group, or of each row, where each raw part is one.
 
     levels (the named ones), n_levels and where[k], the numbers of those in part k, are of each
     factor, of which there is at most one.
     """
     if not levels:
-        none = [np.empty(0, int) for _ in n_rows]
-        return Placement(np.repeat(np.arange(len(n_rows)), n_rows), none, reader)
+        return np.repeat(np.arange(len(n_rows)), n_rows)
     groups = [own[0] for own in where]
     if sum(map(len, groups)) > n_levels[0]:
         raise ValueError(
@@ -271,7 +274,7 @@ def place_raw(n_rows, levels, n_levels, where, reader):
     site = np.empty(n_levels[0], dtype=int)
     for k, own in enumerate(groups):
         site[own] = k
-    return Placement(site[: len(levels[0])], groups, reader)
+    return site[: len(levels[0])]
 
 
 def _n_sites(est, draws, total_weight, n_groups):

@@ -19,7 +19,7 @@ from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._parts import parts_in_memory
 from . import posterior as posteriors
 from . import rows as steps
-from .parts import LoggedRows
+from .parts import LevelNumbers, LoggedRows
 from .schur import Effects, SchurSystem, right_side
 
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
@@ -176,7 +176,8 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
 
 def _fit_parts(plan, run, monitor, previous, save):
     """Return the `BinaryFit` of parts."""
-    rows = LoggedRows(run, plan.parts.numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
+    numbers = LevelNumbers(plan.parts.where, plan.n_levels)
+    rows = LoggedRows(run, numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
     try:
         return _fit_rows(plan, rows, monitor, previous, save)
     finally:

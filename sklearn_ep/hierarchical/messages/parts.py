@@ -20,30 +20,16 @@ from .schur import FactorRows, SystemRows
 MEMORY = PartMemory(2**29)
 
 
-class FactorParts(NamedTuple):
-    """How rows become parts.
+def rows_of_parts(codes, n_levels, n_parts):
+    """Return the rows in memory of each part; n_parts is their number, or "auto" for one.
 
-    numbers are the `LevelNumbers`; reader is the `RawRows` of raw parts; members are the rows of
-    each part in memory.
+    Rows of several parts are taken in the order of the largest factor, so that few of its levels
+    are in two parts.
     """
-
-    numbers: "LevelNumbers"
-    reader: Any
-    members: Any = None
-
-
-def parts_of_rows(codes, n_levels, n_parts):
-    """Return the `FactorParts` of rows in memory.
-
-    n_parts is their number, or "auto" for one. Rows of several parts are taken in the order of the
-    largest factor, so that few of its levels are in two parts.
-    """
-    members: list[Any] = [slice(None)]
-    if n_parts not in ("auto", 1):
-        order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
-        members = [order[rows] for rows in split_rows(len(order), n_parts)]
-    where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]
-    return FactorParts(LevelNumbers(where, n_levels), None, members)
+    if n_parts in ("auto", 1):
+        return [slice(None)]
+    order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
+    return [order[rows] for rows in split_rows(len(order), n_parts)]
 
 
 def rows_of(part, reader):

@@ -35,7 +35,7 @@ from .part import (
 # few nodes of a part made messages that converged on one data set of three.
 _MOST_IN_MESSAGES = 3
 # engines that draw, and the share of effective draws below which they draw again
-_DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
+_DRAWS = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
 
 
 def fit_in_memory(plan, sign, monitor, previous, save):
@@ -83,8 +83,8 @@ class PartAnswers:
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
         tilted: Any = tilted_by_nodes
         options = dict(self.inner, q=self.q)
-        if plan.engine in _DRAWING:
-            tilted, share = _DRAWING[plan.engine]
+        if plan.engine in _DRAWS:
+            tilted, share = _DRAWS[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
             options = dict(q=self.q, settings=draws)
         self.shared = reader, tilted, options
@@ -106,7 +106,7 @@ class PartAnswers:
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
         place, n = SiteState(None, *theta), len(self.states)
-        draws = self.plan.engine in _DRAWING
+        draws = self.plan.engine in _DRAWS
         self.states = [DrawState(place, k) if draws else place for k in range(n)]
 
     def tilted(self, cavities):
@@ -190,7 +190,7 @@ class PartsGivenTheta:
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
-        order = np.argsort(np.concatenate(self.where), kind="stable")
+        order = np.argsort(np.concatenate([own[0] for own in self.where]), kind="stable")
         named = order[: len(self.places.order)]
         lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
@@ -209,7 +209,7 @@ class GroupedFit:
 
     def __init__(self, plan, answers):
         self.plan, self.answers, self.settings = plan, answers, plan.settings
-        self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWING
+        self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWS
         self.model = PartsGivenTheta(answers.given_theta, plan)
         self.rule = self.settings.theta
         if not plan.n_effects:

@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments
-from .._parts import parts_in_memory
+from .._parts import parts_in_memory, parts_of_members
 from .draws import draws_of, marginal_log_likelihood, normalised
 from .fit import fit_in_memory
 from .part import arrow_rows, of_one_factor, rows_of
@@ -163,11 +163,8 @@ def merged_numbers(trusts):
 def merged(plan, sites, joined):
     """Return the plan with parts of new numbers, and the state of messages to go on from."""
     both = [np.flatnonzero(joined == k) for k in range(joined.max() + 1)]
-    members, where = (
-        [np.sort(np.concatenate([arrays[j] for j in own])) for own in both]
-        for arrays in (plan.parts.members, plan.parts.where)
-    )
+    members = [np.sort(np.concatenate([plan.parts.members[j] for j in own])) for own in both]
     precision, shift = ([sites[name][own].sum(0) for own in both] for name in SITE_NAMES[:2])
-    parts = plan.parts._replace(site=joined[plan.parts.site], members=members, where=where)
+    parts = parts_of_members(members, plan.codes, joined[plan.parts.site])
     state = dict(site_precision=np.array(precision), site_shift=np.array(shift))
     return plan._replace(parts=parts), state
