@@ -61,17 +61,6 @@ def interval_of(mean, std, level):
     return np.stack([mean - half, mean + half], axis=-1)
 
 
-def coefficient_columns(names, mean, std, level, interval=None, **more):
-    """Return the columns of a table of coefficients with their intervals (d, 2).
-
-    Those of normal distributions unless others are given.
-    """
-    if interval is None:
-        interval = interval_of(np.asarray(mean), std, level)
-    columns = dict(name=np.asarray(names, dtype=object), mean=np.asarray(mean), sd=np.asarray(std))
-    return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
-
-
 class Ranking:
     """In which order a table is printed, and which of its rows are.
 
@@ -384,11 +373,10 @@ class CoefficientReport(Summarised):
             names, intercept = names_by_class(self, names), names_by_class(self, intercept)
         mean, std = (np.concatenate([a[..., :d].ravel(), a[..., d:].ravel()]) for a in (mean, std))
         ends = [interval[..., :d, :].reshape(-1, 2), interval[..., d:, :].reshape(-1, 2)]
-        more = {}
+        lower, upper = np.vstack(ends).T
+        name = np.array([*names, *intercept], dtype=object)
+        columns = dict(name=name, mean=mean, sd=std, lower=lower, upper=upper)
         if hasattr(self, "inclusion_proba_"):
-            more["inclusion"] = np.append(self.inclusion_proba_, [np.nan] * len(intercept))
-        columns = coefficient_columns(
-            [*names, *intercept], mean, std, level, np.vstack(ends), **more
-        )
+            columns["inclusion"] = np.append(self.inclusion_proba_, [np.nan] * len(intercept))
         ranking = Ranking(strength_of(columns, np.arange(len(mean)) < len(names)), sort, top)
         return Summary(title_of(self), level, ranking, columns, figures=self._figures())

@@ -715,14 +715,7 @@ class HierarchicalEPLogistic(
             found.group_effects = found.group_effects[0]
         return found
 
-    def _coefficients(self, level):
-        return coefficients(self._posteriors, level)
-
-    def _names(self, given):
-        return names_of_shared(self, given)
-
-    def _figures(self):
-        return figures_of(self)
+    _coefficients, _figures, _names = coefficients, figures_of, names_of_shared
 
     def _summarise(self, level, top, sort, feature_names):
         found = super()._summarise(level, top, sort, feature_names)

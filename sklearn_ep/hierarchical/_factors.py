@@ -142,11 +142,6 @@ class FactorColumns(NamedTuple):
     listed: bool
 
     @property
-    def has_groups(self):
-        """Whether effects of groups are in the model."""
-        return bool(self.factors)
-
-    @property
     def n_effects(self):
         """Numbers (F,) of coefficients that vary by the levels of each factor."""
         return np.array([1 + len(f.slopes) for f in self.factors], dtype=int)

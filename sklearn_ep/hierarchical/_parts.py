@@ -38,9 +38,10 @@ def checked_state(state):
     return {name: np.array(state[name]) for name in names}
 
 
-def digest(*arrays):
-    """Return a hash (hex) of the contents and shapes of arrays."""
-    return joblib.hash([np.ascontiguousarray(a) for a in arrays], coerce_mmap=True)
+def digest(*values):
+    """Return a hash (hex) of plain values, and of the contents and shapes of arrays."""
+    like = [np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for v in values]
+    return joblib.hash(like, coerce_mmap=True)
 
 
 def _file_beside(path):

@@ -82,11 +82,11 @@ class Plan(NamedTuple):
     settings: Settings
     fingerprint: str
     joint: bool
-    X: Any
-    y: Any
-    weight: Any
-    designs: Any
-    codes: Any
+    X: Any = None
+    y: Any = None
+    weight: Any = None
+    designs: Any = None
+    codes: Any = None
 
     @property
     def n_effects(self):
@@ -212,9 +212,9 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     data = training.X, training.y, training.weight, *codes
     fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     known = columns, engine, parts, len(training.y), levels, n_levels, sizes
-    known += _priors(est, columns, training.X.shape[1])
+    priors = prior_sd(est, training.X.shape[1]), _theta_prior(est, columns)
     rows = shared, training.y, training.weight, designs, codes
-    return Plan._make([*known, fingerprint, joint, *rows])
+    return Plan(*known, *priors, _settings(est), fingerprint, joint, *rows)
 
 
 def plan_parts(est, run, with_digest):
@@ -240,8 +240,8 @@ def plan_parts(est, run, with_digest):
     if engine != "messages":
         parts = parts._replace(site=sites_of_raw(n_rows, levels, n_levels, where))
     known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
-    known += _priors(est, columns, est.n_features_in_ - len(columns.taken))
-    return Plan._make([*known, fingerprint, False, *[None] * 5])
+    priors = prior_sd(est, est.n_features_in_ - len(columns.taken)), _theta_prior(est, columns)
+    return Plan(*known, *priors, _settings(est), fingerprint, joint=False)
 
 
 def _look_at(est, told):
@@ -252,17 +252,11 @@ def _look_at(est, told):
     checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
-def _priors(est, columns, width):
-    """Return the fields of a plan that are parameters, for shared columns of this width."""
-    return prior_sd(est, width), _theta_prior(est, columns), _settings(est)
-
-
 def _fingerprint(est, columns, engine, data):
     """Return a hash of what a checkpoint must have in common with a fit: data, and the model."""
-    factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
-    scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
-    words = np.array(f"{engine} {columns.fit_intercept} {est.n_partitions}")
-    return digest(*data, *_theta_prior(est, columns), scale, words, *factors)
+    factors = [(f.positions, f.slopes) for f in columns.factors]
+    words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
+    return digest(*data, *_theta_prior(est, columns), words, factors)
 
 
 def _checked(est, X, y, groups, sample_weight):
@@ -314,13 +308,13 @@ def _is_joint(est, engine, parted, columns, rows):
     rows are (shared design, designs, n_levels); without groups they do not need their parts.
     Without groups "auto" is one against the rest.
     """
-    wanted = {"auto": columns.has_groups, "joint": True, "one_vs_rest": False}[est.multi_class]
+    wanted = {"auto": bool(columns.factors), "joint": True, "one_vs_rest": False}[est.multi_class]
     if len(est.classes_) == 2 or not wanted:
-        if columns.has_groups:
+        if columns.factors:
             check_binary(est)
         return False
     reason = "it takes engine='ep' and no partitions"
-    if engine == "ep" and not (parted and columns.has_groups):
+    if engine == "ep" and not (parted and columns.factors):
         reason = why_not_joint(len(est.classes_), rows[0], rows[1], rows[2], est.power)
     if reason and est.multi_class == "joint":
         raise ValueError(
@@ -346,7 +340,7 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
     else:
         engine = "ep" if est.engine == "auto" else est.engine
         plain = engine == "ep" and est.damping == 1
-        parted = parted or with_checkpoint or not (columns.has_groups and plain)
+        parted = parted or with_checkpoint or not (columns.factors and plain)
     if engine == "messages":
         _check_messages(est, columns, codes)
     return engine, parted
@@ -368,7 +362,7 @@ def _check_adaptive(est, columns, codes, with_checkpoint):
 
 def _check_messages(est, columns, codes):
     """Raise a ValueError that names what messages do not take."""
-    if not columns.has_groups:
+    if not columns.factors:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
     if est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
         what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"

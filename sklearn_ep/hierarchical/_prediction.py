@@ -28,7 +28,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
         # unseen labels have numbers from the number of levels on, alike for alike
         labels = (_factors.labels_of(table, f) for f in columns.factors)
         codes = np.column_stack(list(map(_factors.codes_among, labels, est._levels)))
-    elif kind == "conditional" and columns.has_groups:
+    elif kind == "conditional" and columns.factors:
         est._forgotten.warn(est)
     shared, designs = _factors.design_of_factors(X, columns)
     return RowsToPredict(shared, designs, codes)
@@ -48,7 +48,7 @@ def in_blocks(answer, rows, *args):
 def _split(est, X, groups):
     """Return (X without labels, the table of labels or None), checked."""
     columns = est._columns
-    if groups is not None and not columns.has_groups:
+    if groups is not None and not columns.factors:
         raise ValueError("groups were given, but the model was fitted without groups.")
     if not columns.taken:
         X = validate_data(est, X, reset=False, dtype=np.float64)

@@ -20,9 +20,10 @@ def names_of_shared(est, given=None):
     return [name for k, name in names if k not in est._columns.taken]
 
 
-def coefficients(posteriors, level):
+def coefficients(est, level):
     """Return means, sds (K, D) and intervals (K, D, 2) of the coefficients, the intercept last."""
-    ends, beta = (0.5 - 0.5 * level, 0.5 + 0.5 * level), moments_by_class(posteriors)
+    posteriors, ends = est._posteriors, (0.5 - 0.5 * level, 0.5 + 0.5 * level)
+    beta = moments_by_class(posteriors)
     found = [np.moveaxis(p.beta_quantiles(ends), 0, -1) for p in posteriors]
     sd = [np.sqrt(np.diagonal(m.cov)) for m in beta]
     interval = found[0] if is_joint(posteriors) else np.stack(found)

@@ -38,15 +38,6 @@ def rows_of(part, reader):
     return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
 
 
-class Message(NamedTuple):
-    """What a part is sent: its number, the steps from `start` on, and values of its levels."""
-
-    k: int
-    start: int
-    steps: list[Any]
-    values: tuple[Any, ...]
-
-
 class Behind(NamedTuple):
     """Answer of a worker that has gone through the first n_steps steps and lacks some."""
 
@@ -61,20 +52,24 @@ class Kept:
 
 
 def work(part, message, token, reader, big, function):
-    """Return function(rows, state, *values) of a part, or `Behind`; None for no message."""
+    """Return function(rows, state, *values) of a part, or `Behind`; None for no message.
+
+    A message has the number of the part, of the first of the steps, these, and the values.
+    """
     if message is None:
         return None
-    kept = MEMORY.find(token, message.k)
+    k, start, steps, values = message
+    kept = MEMORY.find(token, k)
     n_known = 0 if kept is None else kept.n_steps
-    if n_known < message.start:
+    if n_known < start:
         return Behind(n_known)
     if kept is None:
         rows = rows_of(part, reader)
         kept = Kept(SystemRows(rows, big))
-        MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
-    for step, *values in message.steps[kept.n_steps - message.start :]:
-        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *values), kept.n_steps + 1
-    return function(kept.held, kept.state, *message.values)
+        MEMORY.keep(token, k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
+    for step, *of_step in steps[kept.n_steps - start :]:
+        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *of_step), kept.n_steps + 1
+    return function(kept.held, kept.state, *values)
 
 
 def _of_part(value, k, where):
@@ -148,7 +143,7 @@ class LoggedRows:
                 lacks = self.steps[starts[k] :]
                 steps = [tuple(self.numbers.of_part(k, v) for v in step) for step in lacks]
                 local = tuple(self.numbers.of_part(k, v) for v in values)
-                messages[k] = Message(k, starts[k], steps, local)
+                messages[k] = k, starts[k], steps, local
             told = self.run(work, messages, self.token, self.reader, self.big, function)
             for k in lacking:
                 answers[k] = told[k]

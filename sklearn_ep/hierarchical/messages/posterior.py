@@ -176,27 +176,19 @@ def check_variances(model, solved, coupling):
     totals = np.array([np.sum(v) for v in coupling.variances(solved.tree.own)])
     tau2 = np.exp(2.0 * solved.theta)
     if system.direct:
-        found = Sums(system.variance_sums(), 0.0 * levels, 0.0)
+        variance, error, trace = system.variance_sums(), 0.0 * levels, 0.0
     else:
-        found = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
+        variance, error, trace = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
         model.note(system)
-    share = found.variance / totals
-    known = 1.0 - np.minimum(found.variance / (levels * tau2), 1.0)
+    share = variance / totals
+    known = 1.0 - np.minimum(variance / (levels * tau2), 1.0)
     curvature = 2.0 * levels * known**2 + model.theta_prior.sd**-2.0
     shift = (share - model.shares) * totals / tau2 / np.sqrt(curvature)
-    return VarianceCheck(share, found.error / totals, shift, system.log_det() + found.trace)
-
-
-class Sums(NamedTuple):
-    """Variances (F,) summed over levels, their errors (F,), and the trace of log K."""
-
-    variance: np.ndarray
-    error: np.ndarray
-    trace: float
+    return VarianceCheck(share, error / totals, shift, system.log_det() + trace)
 
 
 def _by_solves(system, levels, unknown, n_steps):
-    """Return the `Sums` of factors with these numbers of levels.
+    """Return variances (F,) summed over levels, their errors (F,), and the trace of log K.
 
     unknown (F,) is the share of the prior's variance that is left, n_steps the work so far.
     """
@@ -215,7 +207,7 @@ def _by_solves(system, levels, unknown, n_steps):
     variance = np.mean(squares, axis=0)
     # effects that go together are fewer than their number: what draws differ by says so
     error = np.maximum(variance * np.sqrt(2.0 / levels), np.std(squares, axis=0, ddof=1))
-    return Sums(variance, error / np.sqrt(len(squares)), float(np.mean(traces)))
+    return variance, error / np.sqrt(len(squares)), float(np.mean(traces))
 
 
 def log_evidence(model, solved, check):

@@ -189,12 +189,6 @@ def reduced_product(held, state, x, eliminated):
     return rows.collect(state.precision * left, but=big)
 
 
-def big_product(held, state, values):
-    """Return Z' T Z_big v, without entries of the big factor; values has its v, else None."""
-    rows, big = held.rows, held.big
-    return rows.collect(state.precision * values[big][rows.codes[big]], but=big)
-
-
 class PartSeed(NamedTuple):
     """A seed from which each part makes its own random numbers, the same every time."""
 
@@ -338,8 +332,9 @@ class SchurSystem:
             return np.concatenate([cholesky_solve(self._lower, r[:m]), r[m:] / self._rest])
 
         of_big = right.levels[self.big]
-        less = self.rows.ask(big_product, self._of_big(of_big / self.eliminated))
-        r = self._reduced(right) - self._reduced(less)
+        nothing = self._effects(np.zeros(self._ends[-1]))
+        less = self.rows.ask(reduced_product, nothing, self._of_big(of_big / self.eliminated))
+        r = self._reduced(right) + self._reduced(less)
         goal, x = tol * np.sqrt(r @ preconditioned_by(r)), np.zeros_like(r)
         if start is not None:
             x = self._reduced(start)
