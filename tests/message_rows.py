@@ -1,9 +1,10 @@
 """Rows of messages for tests: as dense matrices, and spread over parts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from sklearn_ep.hierarchical.messages import parts, schur
-from sklearn_ep.hierarchical.messages.rows import RowState
 
 
 def dense_design(rows):
@@ -34,7 +35,7 @@ def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
         numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
-        state = RowState(None, [], precision=precision)
+        state = SimpleNamespace(precision=precision)
         return HeldRows([(schur.SystemRows(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
@@ -43,6 +44,6 @@ def in_parts(rows, big, precision, n_parts):
         where.append([at for at, _ in both])
         arrays = rows.X[own], rows.sign[own], rows.weight[own]
         local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
-        state = RowState(None, [], precision=precision[own])
+        state = SimpleNamespace(precision=precision[own])
         pairs.append((schur.SystemRows(local, big), state))
     return HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))

@@ -104,10 +104,10 @@ def test_weights_are_repeated_rows():
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
     phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, n_coordinates(q))]
-    at = part.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
+    at = part.marginal_terms(rows, phi, q)
     h = 1e-5 * np.eye(len(phi))
-    up = [part.marginal_terms(rows, phi + s, q, at.modes) for s in h]
-    down = [part.marginal_terms(rows, phi - s, q, at.modes) for s in h]
+    up = [part.marginal_terms(rows, phi + s, q) for s in h]
+    down = [part.marginal_terms(rows, phi - s, q) for s in h]
     gradient = [(a.value - b.value) / 2e-5 for a, b in zip(up, down, strict=True)]
     hessian = [(a.gradient - b.gradient) / 2e-5 for a, b in zip(up, down, strict=True)]
     np.testing.assert_allclose(at.gradient, gradient, atol=tolerance, rtol=tolerance)
@@ -122,7 +122,7 @@ def test_marginal_likelihood_against_a_dense_integral():
     density = np.add.reduceat(log_expit(rows.sign[:, None] * z), rows.starts, axis=0)
     density += -0.5 * u**2 - 0.5 * np.log(2 * np.pi) + np.log(u[1] - u[0])
     exact = logsumexp(density, axis=1).sum()
-    value = part.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
+    value = part.marginal_terms(rows, phi, 1).value
     assert value == pytest.approx(exact, abs=1e-4)
     assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
 
@@ -402,7 +402,7 @@ def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
     prior = Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
     mode, trace, reason, _ = partitions_messages.find_mode(
-        lambda phi: [part.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
+        lambda phi: [part.marginal_terms(rows, phi, 1)],
         prior,
         np.zeros(4),
         3,

@@ -91,13 +91,11 @@ class PartAnswers:
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return what `find_mode` does, started at the prior mean."""
-        modes, d = [None] * len(self.states), len(self.plan.beta_sd)
+        d = len(self.plan.beta_sd)
 
         def evaluate(phi):
-            messages = [(phi, self.q, own) for own in modes]
-            terms = self.run(part_worker, messages, self.reader, marginal_terms, {})
-            modes[:] = [t.modes for t in terms]
-            return terms
+            messages = [(phi, self.q)] * len(self.states)
+            return self.run(part_worker, messages, self.reader, marginal_terms, {})
 
         phi = np.r_[np.zeros(d), self.plan.theta_prior.mean]
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)

@@ -323,12 +323,11 @@ def middle_sites(sites, m):
 
 
 class SiteTerms(NamedTuple):
-    """Marginal log likelihood of a partition with gradient (P,), Hessian (P, P), effect modes."""
+    """Marginal log likelihood of a partition with gradient (P,) and Hessian (P, P)."""
 
     value: float
     gradient: np.ndarray
     hessian: np.ndarray
-    modes: np.ndarray
 
 
 def effect_rule(q):
@@ -372,17 +371,16 @@ def _louis(score, share):
     return mean.sum(0), spread.T @ spread
 
 
-def marginal_terms(rows, phi, q, modes=None):
+def marginal_terms(rows, phi, q):
     """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
-    Adaptive Gauss-Hermite quadrature about the modes of the effects, whose search starts at modes
-    (J, q), None for zero; gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and
-    a product with X for each of the 9 nodes (5^2 for q = 2).
+    Adaptive Gauss-Hermite quadrature about the modes of the effects; gradient and Hessian by Louis'
+    identity over the same nodes. O(n D^2) and a product with X for each of the 9 nodes (5^2 for q =
+    2).
     """
     d = rows.X.shape[1]
     offset, design = rows.X @ phi[:d], rows.local @ _scales.factor(phi[d:], q)
-    start = np.zeros((len(rows.starts), q)) if modes is None else modes
-    modes, lower = effect_modes(rows, offset, design, start)
+    modes, lower = effect_modes(rows, offset, design, np.zeros((len(rows.starts), q)))
     x, log_weight = effect_rule(q)
     u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
     z = offset + np.einsum("nq,knq->kn", design, u[:, group])
@@ -405,4 +403,4 @@ def marginal_terms(rows, phi, q, modes=None):
     hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
     bent = d + _scales.diagonal_positions(q)
     hessian[bent, bent] += gradient[bent]
-    return SiteTerms(float(total.sum()), gradient, hessian, modes)
+    return SiteTerms(float(total.sum()), gradient, hessian)
