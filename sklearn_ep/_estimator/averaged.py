@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from .._engine.class_sites import contrast_variances
-from .._engine.hyper import (
-    draw_mixture,
-    log_mixture,
-    mixture_covariance,
-    mixture_moments,
-)
+from .._engine.hyper import draw_mixture, mixture_covariance
 from .latents import NodesAtRows, draw_latent, label_log_prob
 
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
@@ -41,20 +35,24 @@ class _Mixture:
         """Factor of the labels; that of the heaviest node where they differ."""
         return self.posteriors[int(np.argmax(self.weight))].factor
 
-    def moments(self, X):
-        """Return means (M, n) or (M, n, K) of the nodes, and variances or covariances."""
-        each = [p.latent(X) for p in self.posteriors]
-        return np.array([mean for mean, _ in each]), np.array([var for _, var in each])
-
     def links(self, link):
         """Return the link of each node: its own factor where `link` is that of the heaviest."""
         own = link is self.factor
         return [p.factor if own else link for p in self.posteriors]
 
+    def moments(self, X):
+        """Return means (M, n) or (M, n, K) of the nodes, and variances or covariances."""
+        mean, var = zip(*(p.latent(X) for p in self.posteriors), strict=True)
+        return np.array(mean), np.array(var)
+
     def at_nodes(self, link, X):
         """Return the `NodesAtRows`."""
         mean, var = self.moments(X)
         return NodesAtRows(self.weight, mean, var, self.links(link))
+
+    def latent(self, X):
+        """Return means and variances, or covariances of classes, by the law of total variance."""
+        return self.at_nodes(self.factor, X).moments()
 
 
 class AveragedPosterior(_Mixture):
@@ -63,23 +61,11 @@ class AveragedPosterior(_Mixture):
     Follows the contract of the items of `latents.SeparateLatents`.
     """
 
-    def latent(self, X):
-        """Return mean and variance (n,) by the law of total variance."""
-        return mixture_moments(self.weight, *self.moments(X))
-
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) by the law of total covariance."""
         cov = np.array([p.covariance(X1, X2) for p in self.posteriors])
         sides = [np.array([p.latent(X)[0] for p in self.posteriors]) for X in (X1, X2)]
         return mixture_covariance(self.weight, cov, *sides)
-
-    def log_proba(self, signs, X, link):
-        """Return log probabilities (n, len(signs)) of labels, those of the nodes mixed."""
-        columns = [
-            np.column_stack([own.tilted(s, mean, var).log_z for s in signs])
-            for own, mean, var in zip(self.links(link), *self.moments(X), strict=True)
-        ]
-        return log_mixture(self.weight, np.array(columns))
 
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n) of the latent function, each from one node."""
@@ -107,23 +93,6 @@ class AveragedClasses(_Mixture):
     def n_classes(self):
         """Number of classes."""
         return self.posteriors[0].n_classes
-
-    def latent(self, X):
-        """Return means (n, K) and covariances (n, K, K) by the law of total covariance."""
-        return self._mixed(*self.moments(X))
-
-    def _mixed(self, mean, cov):
-        centre = np.tensordot(self.weight, mean, 1)
-        apart = mean - centre
-        between = np.einsum("m,mnc,mnj->ncj", self.weight, apart, apart)
-        return centre, np.tensordot(self.weight, cov, 1) + between
-
-    def latent_and_log_proba(self, X, factor):
-        """Return the same and log probabilities (n, K) by a factor, those of the nodes mixed."""
-        means, covs = self.moments(X)
-        nodes = zip(self.links(factor), means, covs, strict=True)
-        each = [own.log_proba(m, contrast_variances(cov)) for own, m, cov in nodes]
-        return *self._mixed(means, covs), log_mixture(self.weight, np.array(each))
 
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of classes c and j by the law of total covariance."""

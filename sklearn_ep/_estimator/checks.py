@@ -132,14 +132,11 @@ def group_numbers(name, groups, d):
 def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     """Raise a ValueError that names the column where squares of X would over- or underflow.
 
-    Columns of zeros pass; X is dense, CSR or CSC. `largest` is `LARGEST_IN_UNITS` for models that
-    do not rescale the columns themselves; these warn of units as `warn_of_spreads` does. O(nnz).
+    Columns of zeros pass; X is dense, CSR or CSC, or its `ColumnRanges`. `largest` is
+    `LARGEST_IN_UNITS` for models that do not rescale the columns themselves; these warn of units as
+    `warn_of_spreads` does. O(nnz).
     """
-    check_column_ranges(estimator, ColumnRanges.of_rows(X), largest)
-
-
-def check_column_ranges(estimator, columns, largest=LARGEST_ENTRY):
-    """The same by the `ColumnRanges`."""
+    columns = X if isinstance(X, ColumnRanges) else ColumnRanges.of_rows(X)
     check_column_sizes(estimator, columns.sizes, largest)
     if largest == LARGEST_IN_UNITS:
         warn_of_spreads(estimator, columns)

@@ -13,7 +13,7 @@ from sklearn.utils import gen_batches
 
 from .._engine.class_sites import contrast_variances
 from .._engine.gaussian import covariance_root
-from .._engine.hyper import even_points, mixture_quantiles
+from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
 from .row_parts import BLOCK
@@ -39,12 +39,33 @@ class NodesAtRows(NamedTuple):
         """Return the same of some rows."""
         return self._replace(mean=self.mean[:, rows], var=self.var[:, rows])
 
+    def moments(self):
+        """Return means and variances (n,), or means (n, K) and covariances (n, K, K).
 
-def nodes_at(posterior, link, *rows):
+        By the law of total variance.
+        """
+        if self.mean.ndim == 2:
+            return mixture_moments(self.weight, self.mean, self.var)
+        centre = np.tensordot(self.weight, self.mean, 1)
+        apart = self.mean - centre
+        between = np.einsum("m,mnc,mnj->ncj", self.weight, apart, apart)
+        return centre, np.tensordot(self.weight, self.var, 1) + between
+
+    def log_proba(self, labels=()):
+        """Return log probabilities (n, len(labels)), or (n, K) of all classes."""
+        sides = zip(self.links, self.mean, self.var, strict=True)
+        if self.mean.ndim == 2:
+            each = [np.column_stack([k.tilted(s, *of).log_z for s in labels]) for k, *of in sides]
+        else:
+            each = [link.log_proba(m, contrast_variances(cov)) for link, m, cov in sides]
+        return log_mixture(self.weight, np.array(each))
+
+
+def nodes_at(posterior, link, rows):
     """Return the `NodesAtRows` of a posterior, by its `at_nodes` where it has several nodes."""
     if hasattr(posterior, "at_nodes"):
-        return posterior.at_nodes(link, *rows)
-    mean, var = posterior.latent(*rows)
+        return posterior.at_nodes(link, rows)
+    mean, var = posterior.latent(rows)
     return NodesAtRows(np.ones(1), mean[None], var[None], [link])
 
 
@@ -147,14 +168,6 @@ def draw_log_prob(posterior, link, X, n_samples, rng):
     return label_log_prob(link, draw_latent(posterior, X, n_samples, rng))
 
 
-def label_log_proba(posterior, signs, X, link):
-    """Return log probabilities (n, len(signs)) of labels under one posterior."""
-    if hasattr(posterior, "log_proba"):
-        return posterior.log_proba(signs, X, link)
-    latent = posterior.latent(X)
-    return np.column_stack([link.tilted(s, *latent).log_z for s in signs])
-
-
 def covariance_with(posterior, X2, *classes):
     """Return the map from rows X1 to `posterior.covariance(X1, X2, *classes)`."""
     if hasattr(posterior, "covariance_with"):
@@ -165,10 +178,10 @@ def covariance_with(posterior, X2, *classes):
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
-    A posterior offers `latent(X)` -> mean and variance (n,) and `covariance(X1, X2)` -> (n1, n2).
-    It may offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and `covariance_with(X2)`
-    -> map from X1 to covariances. Log Z of its `factor` is the log probability of a label. One that
-    is not Gaussian offers `log_proba(signs, X, link)`, one whose nodes differ in their factors
+    A posterior offers `latent(X)` -> mean and variance (n,), or `at_nodes(link, X)` where it is not
+    Gaussian, and `covariance(X1, X2)` -> (n1, n2). It may offer `draw(X, n_samples, rng)` -> joint
+    draws (n_samples, n), and `covariance_with(X2)` -> map from X1 to covariances. Log Z of its
+    `factor` is the log probability of a label. One whose nodes differ in their factors offers
     `draw_log_prob(link, X, n_samples, rng)`.
     """
 
@@ -177,8 +190,13 @@ class SeparateLatents:
 
     def mean_and_variance(self, X):
         """Return means and variances, (n,) or (n, K)."""
-        pairs = [p.latent(X) for p in self.posteriors]
+        pairs = [nodes.moments() for nodes in self._at(X)]
         return one_or_stack([m for m, _ in pairs], axis=1), one_or_stack([v for _, v in pairs], 1)
+
+    def _at(self, X):
+        """Return the `NodesAtRows` of each problem."""
+        pairs = zip(self.posteriors, self.links, strict=True)
+        return [nodes_at(posterior, link, X) for posterior, link in pairs]
 
     def covariance(self, X1, X2):
         """Return the covariances (n1, n2) or (K, n1, n2) between rows."""
@@ -191,23 +209,21 @@ class SeparateLatents:
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
-        if len(self.posteriors) == 1:
-            return label_log_proba(self.posteriors[0], (-1.0, 1.0), X, self.links[0])
-        pairs = zip(self.posteriors, self.links, strict=True)
-        return log_normalise(np.hstack([label_log_proba(p, (1.0,), X, k) for p, k in pairs]))
+        nodes = self._at(X)
+        if len(nodes) == 1:
+            return nodes[0].log_proba((-1.0, 1.0))
+        return log_normalise(np.hstack([own.log_proba((1.0,)) for own in nodes]))
 
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
-        pairs = zip(self.posteriors, self.links, strict=True)
-        return interval_of_separate([nodes_at(p, link, X) for p, link in pairs], level)
+        return interval_of_separate(self._at(X), level)
 
     def log_odds(self, X):
         """Return log odds (n, K) of each class against the rest: they rank as probabilities do.
 
         Means do not where the problems differ in posterior variance.
         """
-        pairs = zip(self.posteriors, self.links, strict=True)
-        both = [label_log_proba(p, (-1.0, 1.0), X, k) for p, k in pairs]
+        both = [nodes.log_proba((-1.0, 1.0)) for nodes in self._at(X)]
         return np.column_stack([log_p[:, 1] - log_p[:, 0] for log_p in both])
 
     def committee(self, X, n_samples, rng):
@@ -222,7 +238,7 @@ class JointLatents:
     The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
     `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, and `draw(X, n_samples, rng)` ->
     (S, n, K). It has the `factor` of all classes, and may offer `covariance_with(X2, c, j)`. One
-    that is not Gaussian offers `latent_and_log_proba(X, factor)`. Of two classes only the contrast
+    that is not Gaussian offers `at_nodes(factor, X)`. Of two classes only the contrast
     (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model. Labels are
     predicted by another `factor` where one is given.
     """
@@ -233,7 +249,7 @@ class JointLatents:
 
     def mean_and_variance(self, X):
         """Return means and variances (n, K), of two classes (n,)."""
-        mean, cov = self.posterior.latent(X)
+        mean, cov = nodes_at(self.posterior, self.factor, X).moments()
         if mean.shape[1] == 2:
             return (mean[:, 1] - mean[:, 0]) / np.sqrt(2.0), contrast_variances(cov)[:, 0]
         return mean, np.einsum("ncc->nc", cov).copy()
@@ -261,24 +277,19 @@ class JointLatents:
         for half of the nodes.
         """
         factor = QUICK_SOFTMAX if self.factor is SOFTMAX else self.factor
-        _, cov, log_proba = self._latent_and_log_proba(X, factor)
-        return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], log_proba
+        nodes = nodes_at(self.posterior, factor, X)
+        cov = nodes.moments()[1]
+        return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], nodes.log_proba()
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
-        return self._latent_and_log_proba(X, self.factor)[2]
+        return nodes_at(self.posterior, self.factor, X).log_proba()
 
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
         nodes = nodes_at(self.posterior, self.factor, X)
         rough = {link: link.rough() for link in nodes.links}
         return interval_of_joint(nodes._replace(links=[rough[k] for k in nodes.links]), level)
-
-    def _latent_and_log_proba(self, X, factor):
-        if hasattr(self.posterior, "latent_and_log_proba"):
-            return self.posterior.latent_and_log_proba(X, factor)
-        mean, cov = self.posterior.latent(X)
-        return mean, cov, factor.log_proba(mean, contrast_variances(cov))
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""

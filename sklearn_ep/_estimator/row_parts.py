@@ -16,7 +16,7 @@ from sklearn.utils import check_array, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 
 from .._engine.partition import Part, load_part, split_rows
-from .checks import LARGEST_ENTRY, ColumnRanges, check_column_ranges, checked_weights
+from .checks import LARGEST_ENTRY, ColumnRanges, check_column_scales, checked_weights
 from .tables import names_of
 
 
@@ -139,7 +139,7 @@ def check_facts(estimator, facts, largest=LARGEST_ENTRY, from_user=True):
     """
     if from_user:
         set_columns(estimator, [(f.n_features, f.names) for f in facts])
-    check_column_ranges(estimator, ColumnRanges.of_parts([f.columns for f in facts]), largest)
+    check_column_scales(estimator, ColumnRanges.of_parts([f.columns for f in facts]), largest)
 
 
 def class_counts(facts):

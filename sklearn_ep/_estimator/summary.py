@@ -61,17 +61,6 @@ def interval_of(mean, std, level):
     return np.stack([mean - half, mean + half], axis=-1)
 
 
-def coefficient_columns(names, mean, std, level, interval=None, **more):
-    """Return the columns of a table of coefficients with their intervals (d, 2).
-
-    Those of normal distributions unless others are given.
-    """
-    if interval is None:
-        interval = interval_of(np.asarray(mean), std, level)
-    columns = dict(name=np.asarray(names, dtype=object), mean=np.asarray(mean), sd=np.asarray(std))
-    return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
-
-
 class Ranking:
     """In which order a table is printed, and which of its rows are.
 
@@ -345,7 +334,6 @@ class CoefficientReport(Summarised):
 
     _coefficients: Any
     _figures: Any
-    n_features_in_: int
     coef_: np.ndarray
     coef_std_: np.ndarray
     intercept_: Any
@@ -371,21 +359,24 @@ class CoefficientReport(Summarised):
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
-        return self._coefficients(level)[2][..., : self.n_features_in_, :]
+        return self._coefficients(level)[2][..., : self.coef_.shape[-1], :]
+
+    def _names(self, given):
+        """Return the names of the columns that have coefficients."""
+        return column_names(self, given)
 
     def _summarise(self, level, top, sort, feature_names):
-        d, names = self.n_features_in_, column_names(self, feature_names)
+        d, names = self.coef_.shape[-1], self._names(feature_names)
         mean, std, interval = self._coefficients(level)
         intercept = ["intercept"] * (mean.shape[-1] > d)
         if hasattr(self, "classes_"):
             names, intercept = names_by_class(self, names), names_by_class(self, intercept)
         mean, std = (np.concatenate([a[..., :d].ravel(), a[..., d:].ravel()]) for a in (mean, std))
         ends = [interval[..., :d, :].reshape(-1, 2), interval[..., d:, :].reshape(-1, 2)]
-        more = {}
+        lower, upper = np.vstack(ends).T
+        name = np.array([*names, *intercept], dtype=object)
+        columns = dict(name=name, mean=mean, sd=std, lower=lower, upper=upper)
         if hasattr(self, "inclusion_proba_"):
-            more["inclusion"] = np.append(self.inclusion_proba_, [np.nan] * len(intercept))
-        columns = coefficient_columns(
-            [*names, *intercept], mean, std, level, np.vstack(ends), **more
-        )
+            columns["inclusion"] = np.append(self.inclusion_proba_, [np.nan] * len(intercept))
         ranking = Ranking(strength_of(columns, np.arange(len(mean)) < len(names)), sort, top)
         return Summary(title_of(self), level, ranking, columns, figures=self._figures())

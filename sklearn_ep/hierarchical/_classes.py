@@ -26,11 +26,10 @@ from .._engine.class_sites import (
     ClassWeights,
     JointEP,
     class_covariances,
-    contrast_variances,
     empty_sites,
 )
 from .._engine.gaussian import Moments, checked_cholesky
-from .._engine.hyper import Node, log_mixture
+from .._engine.hyper import Node
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from . import _scales
 from ._layout import RowsToPredict, SharedRows, effect_columns
@@ -293,21 +292,6 @@ class ClassMixture(EffectsMixture):
         return Moments(
             mean, self._mixed(n.spread[:, :d, :, :d] + np.multiply.outer(a, a) for n, a in pairs)
         )
-
-    def _moments(self, means, covs):
-        mean = self._mixed(means)
-        apart = means - mean
-        return mean, self._mixed(covs + apart[..., :, None] * apart[..., None, :])
-
-    def latent_and_log_proba(self, rows, factor):
-        """Return the moments of `latent`, and log probabilities (n, K) by a factor."""
-
-        def moments_and_chances(means, covs):
-            pairs = zip(means, covs, strict=True)
-            log_p = np.array([factor.log_proba(m, contrast_variances(S)) for m, S in pairs])
-            return *self._moments(means, covs), log_mixture(self.average.weight, log_p)
-
-        return self._over_blocks(rows, moments_and_chances)
 
     def _log_weight(self, node, rows, y, weight, n_samples, rng):
         n_levels = self.model.n_levels

@@ -3,6 +3,7 @@
 import os
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,17 +21,26 @@ from .._estimator.checks import check_number, check_parts
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
-from .._estimator.summary import Summarised
+from .._estimator.summary import CoefficientReport
 from . import _plan, _prediction, _scales
 from ._factors import split_intercept
 from ._fit import attributes_of, fit_plan
 from ._parts import check_checkpoint, checked_state
-from ._tables import effects_frame, intervals, summarise, what_was_averaged
+from ._tables import (
+    coefficients,
+    effects_frame,
+    figures_of,
+    names_of_shared,
+    scales_of,
+    what_was_averaged,
+)
 from .messages.posterior import remarks_on_agreement
 from .partitions.trust import trust_in_parts
 
 
-class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
+class HierarchicalEPLogistic(
+    CoefficientReport, CallbackSupportMixin, ClassifierMixin, VersionedEstimator
+):
     """Multilevel logistic regression: shared coefficients and effects of groups.
 
     The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
@@ -66,9 +76,9 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         factor of S. With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int, "auto" or "adaptive", default="auto"
         Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
-        nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
-        checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
-        (1000 without), at most eight: few large partitions are as accurate as many small ones and
+        nothing asks for partitions: ``engine="ep"``, `damping` at its default, no checkpoint, rows
+        in memory. Where something does, it is one for every 100 rows with groups (1000 without), at
+        most eight: few large partitions are as accurate as many small ones and
         faster. With the engines that draw it is one for every 5000 rows, because their noise adds
         up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
         with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
@@ -111,10 +121,6 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         and else over a star: the mode and two nodes along each axis, with a smooth density through
         their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
         a mode makes intervals too short where groups are few. The engines that draw know no mode.
-    schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
-        Update all sites of a sweep from the same state, or one after the other, or use each message
-        as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
-        it, and so the last digits, depend on their timing. For one factor, not in a list.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" is one softmax model. Every level of every
         factor has an effect for each class, with one scale for all classes. "auto" is joint with
@@ -251,7 +257,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     linear systems that conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step
     is two messages each way with a number for each level that has rows in the part, and a fit has
     500 to 800 messages. The state of rows stays with the part; a worker that has lost it is sent
-    the steps so far again. Draws then make the same approximation as `latent_covariance`.
+    the steps so far again. Draws make the same approximation as `latent_covariance`.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
     `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
@@ -312,7 +318,6 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         engine: str = "auto",
         refine: bool = True,
         hyperparameters: str = "auto",
-        schedule: str = "parallel",
         multi_class: str = "auto",
         power: float = 1.0,
         damping: float = 1.0,
@@ -332,7 +337,6 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         self.engine = engine
         self.refine = refine
         self.hyperparameters = hyperparameters
-        self.schedule = schedule
         self.multi_class = multi_class
         self.power = power
         self.damping = damping
@@ -427,7 +431,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         # a step of messages takes too little time for processes; sites of parts take enough
         by_messages = self.engine == "messages" or isinstance(self.group_column, list)
         prefer = "threads" if by_messages else None
-        return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous", prefer)
+        return PartMap(list(X), self.n_jobs, prefer=prefer)
 
     def _store(self, attributes):
         """Set the attributes of a fit, and drop those that only the last one had."""
@@ -461,7 +465,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             On the scale of log odds.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.mean_and_variance(rows)
+        return _prediction.in_blocks(self._latents.mean_and_variance, rows)
 
     def latent_covariance(
         self,
@@ -549,7 +553,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             Columns in the order of `classes_`.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.log_proba(rows)
+        return _prediction.in_blocks(self._latents.log_proba, rows)
 
     def predict_proba(
         self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
@@ -602,7 +606,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         """
         check_number("level", level, 0, 1, boundaries="neither")
         rows = _prediction.new_rows(self, X, groups, kind)
-        return self._latents.proba_interval(rows, level)
+        return _prediction.in_blocks(self._latents.proba_interval, rows, level)
 
     def predict(self, X: RowsLike, groups: Labels = None, kind: str = "conditional") -> np.ndarray:
         """Most probable class.
@@ -693,7 +697,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
             (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
             a list of factors group_effects is a list. With more than two classes each array has
-            the class as its second axis. ``engine="messages"`` solves a linear system a draw.
+            the class as its second axis.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
@@ -711,31 +715,11 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
             found.group_effects = found.group_effects[0]
         return found
 
-    def coef_interval(self, level: float = 0.9) -> np.ndarray:
-        """Posterior intervals of the shared coefficients.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Posterior probability between the ends, in (0, 1); half of the rest is on either side.
-            0.9 is that of `tau_interval_`.
-
-        Returns
-        -------
-        interval : ndarray of shape (1, D, 2), or (n_classes, D, 2) one-versus-rest
-            Lower and upper end of each entry of `coef_`: quantiles of the posterior, a mixture of
-            normal distributions over the nodes in theta. Costs O(M D^2).
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
+    _coefficients, _figures, _names = coefficients, figures_of, names_of_shared
 
     def _summarise(self, level, top, sort, feature_names):
-        return summarise(self, level, top, sort, feature_names)
+        found = super()._summarise(level, top, sort, feature_names)
+        return replace(found, scales=scales_of(self, self._names(feature_names), level))
 
     def group_effects_frame(self, level: float = 0.9) -> Any:
         """Effects of all groups as a table, one row an effect.

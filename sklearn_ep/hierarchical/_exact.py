@@ -122,7 +122,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
     n, (of_rows, *of_groups) = layout.n_plain, sites
     weight, group = layout.weight[:n], layout.group[:n]
-    precisions = layout.precisions(
+    precisions = layouts.precisions(
         weight * of_rows.precision, [site.precision for site in of_groups]
     )
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
@@ -136,7 +136,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     mean, root = gaussian.cholesky_solve(root, pull), gaussian.triangular_inverse(root)
     log_z, cov = log_z + 0.5 * pull @ mean, root.T @ root
 
-    turned = layout.turns.filled(gaussian.backward(lower, np.eye(lower.shape[1])))
+    turned = layouts.block_diagonal(gaussian.backward(lower, np.eye(lower.shape[1])))
     offset = gaussian.backward(lower, pulled[..., None])[..., 0]
     local = layouts.LocalPart(lower, offset, half.weighed(turned))
     row_mean, row_var, within = local.row_moments(layout.plain, group, c, mean, cov)
@@ -171,7 +171,8 @@ def _eliminated(layout, design, tau, nu):
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    return lower, layout.plain.weighed(layout.sums.filled(tau[:, None] * turned)), pulled
+    sums = layouts.sums_by_group(group, tau[:, None] * turned, j)
+    return lower, layout.plain.weighed(sums), pulled
 
 
 def _group_mismatch(tilted, mean, V, wide):

@@ -2,9 +2,11 @@
 
 import numbers
 import warnings
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 from sklearn.utils.validation import column_or_1d
 
 from .._estimator.tables import columns_at, is_missing, names_of, objects, values_at
@@ -85,36 +87,31 @@ def numbered_levels(labels):
     They are sorted where they can be compared, otherwise in order of appearance. Rows whose label
     is missing are numbered from L on, one each.
     """
-    if getattr(labels, "dtype", np.dtype(object)).kind in "iuf":
-        missing, code = np.isnan(labels), np.empty(len(labels), dtype=int)
-        table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
-        distinct = table.tolist()
-    else:
-        try:
-            distinct = list(dict.fromkeys(g for g in labels if not is_missing(g)))
-        except TypeError as error:
-            raise TypeError("group labels must be hashable") from error
-        try:
-            distinct.sort()
-        except TypeError:
-            pass  # labels of several kinds: order of appearance
-        code = look_up(labels, distinct)
-        missing = code < 0
+    values = np.unique(labels) if _are_numbers(labels) else labels
+    try:
+        distinct = list(dict.fromkeys(g for g in values.tolist() if not is_missing(g)))
+    except TypeError as error:
+        raise TypeError("group labels must be hashable") from error
+    try:
+        distinct.sort()
+    except TypeError:
+        pass  # labels of several kinds: order of appearance
+    code = codes_among(labels, distinct)
+    missing = code < 0
     code[missing] = len(distinct) + np.arange(missing.sum())
     return label_array(distinct), code
 
 
 def codes_among(labels, known):
     """Return codes (n,) of labels among known ones, as `look_up` does."""
-    kind = labels.dtype.kind
-    if not (kind == known.dtype.kind and kind in "iuf" and len(known)):
+    if not _are_numbers(labels):
         return look_up(labels.tolist(), known)
-    missing = np.isnan(labels)
-    place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
-    code = np.where(missing, -1, place)
-    new = (known[place] != labels) & ~missing
-    code[new] = len(known) + np.unique(labels[new], return_inverse=True)[1]
-    return code
+    distinct, where = np.unique(labels, return_inverse=True)
+    return look_up(distinct.tolist(), known)[where]
+
+
+def _are_numbers(labels):
+    return labels.dtype.kind in "iuf"
 
 
 _NESTED = 0.9  # share of rows from which messages along rows miss how two factors depend
@@ -143,11 +140,6 @@ class FactorColumns(NamedTuple):
     taken: tuple[int, ...]
     fit_intercept: bool
     listed: bool
-
-    @property
-    def has_groups(self):
-        """Whether effects of groups are in the model."""
-        return bool(self.factors)
 
     @property
     def n_effects(self):
@@ -257,14 +249,12 @@ def check_measured(table, factor):
 
 def any_nested(codes):
     """Say whether the levels of a factor have all their rows in one level of another, or nearly."""
-    for fine in codes:
-        for coarse in codes:
-            if coarse is fine or fine.max() <= coarse.max():
-                continue
-            pairs, counts = np.unique(fine * (coarse.max() + 1) + coarse, return_counts=True)
-            most = np.zeros(fine.max() + 1)  # rows in the commonest coarse level
-            np.maximum.at(most, pairs // (coarse.max() + 1), counts)
-            if most.sum() > _NESTED * len(fine):
+    ones = np.ones(len(codes[0]))
+    for fine, coarse in permutations(codes, 2):
+        # rows of each level in its commonest coarse level
+        if fine.max() > coarse.max():
+            most = csr_array((ones, (fine, coarse))).max(axis=1)
+            if most.sum() > _NESTED * len(ones):
                 return True
     return False
 

@@ -6,12 +6,11 @@ has in each of these factors. Products with the latter are sums over entries; th
 are never formed.
 """
 
-from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import block_diag, csr_array
 from scipy.sparse.linalg import LinearOperator
 
 from .._engine.gaussian import forward
@@ -71,34 +70,10 @@ def even_rows(entries, at, width):
     return csr_array((entries.ravel(), at.ravel().astype(np.int32), ends), shape=(len(at), width))
 
 
-class Pattern:
-    """A sparse matrix whose entries change and whose places do not.
-
-    What scipy checks of a new matrix takes longer than its product with a thousand rows. `order`
-    is where each of its entries is among those that are given, None for the same order.
-    """
-
-    def __init__(self, matrix, order=None):
-        self.matrix, self.order = matrix, order
-
-    def filled(self, entries):
-        """Return the matrix with these entries: one matrix, until the next call."""
-        flat = entries.ravel()
-        self.matrix.data = flat if self.order is None else flat[self.order]
-        return self.matrix
-
-
-def group_lines(group, q):
-    """Return the `Pattern` (J q, n) of q lines for each group with entries (n, q) at its rows."""
-    at, size = group[:, None] * q + np.arange(q), q * (np.max(group, initial=-1) + 1)
-    lines = even_rows(np.arange(at.size).reshape(at.shape), at, size).T.tocsr()
-    return Pattern(lines, lines.data)
-
-
-@lru_cache(4)
-def _no_columns(n):
-    """Return the sparse matrix (n, 0)."""
-    return csr_array((n, 0))
+def sums_by_group(group, entries, n_groups):
+    """Return the matrix (J q, n) of sums over the rows of each group, by entries (n, q) of rows."""
+    n, q = entries.shape
+    return even_rows(entries, group[:, None] * q + np.arange(q), n_groups * q).T.tocsr()
 
 
 def _blocks(n_rows, width):
@@ -140,6 +115,14 @@ def block_diagonal(blocks):
     return even_rows(blocks.reshape(g * k, width), np.repeat(at, k, axis=0), g * width)
 
 
+def precisions(of_rows, of_groups):
+    """Return the precisions of all sites, of rows (n,) and of groups (G, k, k), for a gram."""
+    if not of_groups:
+        return of_rows
+    blocks = of_rows[:, None, None], *of_groups
+    return block_diag(list(map(block_diagonal, blocks)), format="csr")
+
+
 class SharedRows(LinearOperator):
     """Rows (n, D + width) by the columns of b: dense X (n, D), and beyond them a sparse matrix.
 
@@ -157,17 +140,6 @@ class SharedRows(LinearOperator):
         # arrays: sparse matrices of scipy are none of the types that skops trusts
         return type(self), (self.X, (own.data, own.indices, own.indptr, own.shape))
 
-    @cached_property
-    def transposed(self):
-        """The sparse matrix turned, for products with sparse ones."""
-        return self.beyond.T.tocsr()
-
-    @cached_property
-    def pattern(self):
-        """The `Pattern` of the sparse matrix."""
-        own = self.beyond
-        return Pattern(csr_array((own.data, own.indices, own.indptr), shape=own.shape))
-
     @property
     def at(self):
         """Columns (n, E) beyond X of the entries of rows of data."""
@@ -182,8 +154,9 @@ class SharedRows(LinearOperator):
 
     def weighed(self, left):
         """Return the lines left Z for a sparse matrix (m, n)."""
-        none = self.beyond.shape[1] == 0
-        return SharedRows(left @ self.X, _no_columns(left.shape[0]) if none else left @ self.beyond)
+        none = self.beyond.shape[1] == 0  # whose product would cost as much as any
+        beyond = csr_array((left.shape[0], 0)) if none else left @ self.beyond
+        return SharedRows(left @ self.X, beyond)
 
     def full(self):
         """Return the rows as a matrix."""
@@ -205,17 +178,14 @@ class SharedRows(LinearOperator):
         (X, beyond), d = (self.X, self.beyond), self.X.shape[1]
         out = np.empty((self.shape[1], self.shape[1]))
         weight = np.ones(len(X)) if weight is None else weight
-        heavy = _weighted(weight, X, None)
+        heavy = _weighted(weight, X)
         out[:d, :d] = X.T @ heavy
         if len(out) > d:
             if beyond.nnz > _SPARSE * np.prod(beyond.shape):
                 beyond = beyond.toarray()
-                turned = beyond.T
-            else:
-                turned = self.transposed
-            out[d:, :d] = turned @ heavy
+            out[d:, :d] = beyond.T @ heavy
             out[:d, d:] = out[d:, :d].T
-            within = turned @ _weighted(weight, beyond, self.pattern)
+            within = beyond.T @ _weighted(weight, beyond)
             out[d:, d:] = within if isinstance(within, np.ndarray) else within.toarray()
         return 0.5 * (out + out.T)
 
@@ -401,13 +371,15 @@ class LocalPart(NamedTuple):
         return effect.T @ effect + inner + within.sum(0) - len(effect) * np.eye(len(inner))
 
 
-def _weighted(weight, columns, pattern):
-    """Return weights, (n,) or a matrix (n, n), times dense or sparse columns of a `Pattern`."""
+def _weighted(weight, columns):
+    """Return weights, (n,) or a matrix (n, n), times dense or sparse columns."""
     if weight.ndim > 1:
         return weight @ columns
     if isinstance(columns, np.ndarray):
         return weight[:, None] * columns
-    return pattern.filled(columns.data * np.repeat(weight, np.diff(columns.indptr)))
+    scaled = columns.copy()
+    scaled.data *= np.repeat(weight, np.diff(columns.indptr))
+    return scaled
 
 
 def _dots(held, rows, group):
@@ -449,9 +421,6 @@ class Layout(NamedTuple):
     small : list of SmallGroups
     plain : SharedRows
         Those that have a site of their own.
-    sums, turns, sites : Pattern
-        Of the sums of plain rows by group (J_r q, n), of a matrix a group (J_r q, J_r q), and of
-        the precisions of all sites (n, n).
     """
 
     rows: SharedRows
@@ -463,9 +432,6 @@ class Layout(NamedTuple):
     order: np.ndarray
     small: list[SmallGroups]
     plain: SharedRows
-    sums: Pattern
-    turns: Pattern
-    sites: Pattern
 
     @property
     def n_plain(self):
@@ -476,12 +442,6 @@ class Layout(NamedTuple):
     def n_plain_groups(self):
         """Groups whose rows have sites of their own, the first ones."""
         return len(self.ends) - 1
-
-    def precisions(self, of_rows, of_groups):
-        """Return the precisions of all sites, of rows (n_plain,) and of groups, for a gram."""
-        if not of_groups:
-            return of_rows
-        return self.sites.filled(np.concatenate([of_rows, *(p.ravel() for p in of_groups)]))
 
 
 def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GROUP):
@@ -504,23 +464,7 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     copies[bounds[n_plain] :] = 1.0
     of_rows = shared, sign[rows], copies, designs[local][rows]
     plain = shared.take(slice(0, bounds[n_plain]))
-    of_groups = bounds[: n_plain + 1], group, order, small
-    q, n_own = own[0].shape[1], len(plain.X)
-    turns = Pattern(block_diagonal(np.zeros((n_plain, q, q))))
-    patterns = group_lines(group[:n_own], q), turns, _site_blocks(len(rows), small)
-    return Layout(*of_rows, *of_groups, plain, *patterns)
-
-
-def _site_blocks(n, small):
-    """Return the `Pattern` (n, n) with a block for each site."""
-    size, first = np.ones(n, dtype=int), np.arange(n)
-    for own in small:
-        size[own.rows] = own.size
-        first[own.rows] -= np.arange(own.rows.stop - own.rows.start) % own.size
-    ends = np.r_[0, np.cumsum(size)]
-    at = np.arange(ends[-1]) + np.repeat(first - ends[:-1], size)
-    places = np.zeros(len(at)), at.astype(np.int32), ends.astype(np.int32)
-    return Pattern(csr_array(places, shape=(n, n)))
+    return Layout(*of_rows, bounds[: n_plain + 1], group, order, small, plain)
 
 
 def _row_order(shared, sign, weight, design, code, n_groups, largest):

@@ -3,7 +3,6 @@
 A checkpoint is plain arrays, written whole or not at all, and tied to its data.
 """
 
-import hashlib
 import heapq
 import os
 import tempfile
@@ -11,13 +10,14 @@ import zipfile
 from functools import partial
 from typing import Any, NamedTuple
 
+import joblib
 import numpy as np
 
-from .._engine.partition import load_part
+from .._engine.partition import Part, load_part
 from .._engine.row_order import row_keys
 from .._estimator.checks import ColumnRanges
 from .._estimator.row_parts import checked_arrays, naming_part
-from .._estimator.tables import array_of, names_of
+from .._estimator.tables import array_of, names_of, objects
 from . import _factors
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
@@ -38,14 +38,10 @@ def checked_state(state):
     return {name: np.array(state[name]) for name in names}
 
 
-def digest(*arrays):
-    """Return a hash (hex) of the contents and shapes of arrays."""
-    out = hashlib.sha256()
-    for array in arrays:
-        array = np.ascontiguousarray(array)
-        out.update(f"{array.dtype.str}{array.shape}".encode())
-        out.update(array.data if array.dtype.kind != "U" else array.tobytes())
-    return out.hexdigest()
+def digest(*values):
+    """Return a hash (hex) of plain values, and of the contents and shapes of arrays."""
+    like = [np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for v in values]
+    return joblib.hash(like, coerce_mmap=True)
 
 
 def _file_beside(path):
@@ -142,6 +138,25 @@ class RawRows(NamedTuple):
         return shared, np.where(y == self.positive, 1.0, -1.0), weight, designs, codes
 
 
+def parts_in_memory(plan, sign):
+    """Return the parts of rows in memory with labels in {-1, +1}, for `read_rows`."""
+    out = []
+    for own in plan.parts.members:
+        codes = [np.unique(code[own], return_inverse=True)[1] for code in plan.codes]
+        designs = [w[own] for w in plan.designs]
+        out.append(Part(plan.X[own], sign[own], plan.weight[own], *designs, *codes))
+    return out
+
+
+def read_rows(part, reader):
+    """Return what `RawRows` returns, of a part by the driver, or by a reader of raw ones."""
+    if reader is not None:
+        return reader(load_part(part))
+    X, sign, weight, *of_factors = load_part(part)
+    n = len(of_factors) // 2
+    return X, sign, weight, of_factors[:n], of_factors[n:]
+
+
 def shape_of(part, message):
     """Return (number of columns, their names or None) of a raw part (worker)."""
     X = array_of(load_part(part)[0])
@@ -182,7 +197,7 @@ def join_levels(told):
     where: list[list[Any]] = [[] for _ in told]
     for f in range(len(told[0].labels)):
         every = [np.asarray(t.labels[f]) for t in told]
-        known, code = _factors.numbered_levels([g for own in every for g in own.tolist()])
+        known, code = _factors.numbered_levels(objects([g for own in every for g in own.tolist()]))
         ends = np.cumsum([len(own) for own in every])
         free = len(known)
         for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):
@@ -205,22 +220,28 @@ _MOST_SITES: dict[Any, int] = {"auto": 8, "adaptive": 50}
 _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
-class Placement(NamedTuple):
-    """Sites of a fit.
+class Parts(NamedTuple):
+    """How rows become parts.
 
-    site numbers the site of each named group, of each row where there are no groups; where[k]
-    numbers the groups of site k, in the order a worker sees them; reader is the `RawRows` of raw
-    parts; members are the rows of each site in memory.
+    where[k][f] numbers the levels of factor f in part k, in the order a worker sees them; reader is
+    the `RawRows` of raw parts; members are the rows of each part in memory. Where parts have sites
+    of their own, site numbers that of each named group, of each row where there are no groups.
     """
 
-    site: np.ndarray
-    where: list[np.ndarray]
-    reader: Any
+    where: list[list[np.ndarray]]
+    reader: Any = None
     members: Any = None
+    site: Any = None
+
+
+def parts_of_members(members, codes, site=None):
+    """Return the `Parts` of rows in memory, members and codes being those of parts and factors."""
+    where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]
+    return Parts(where, None, members, site)
 
 
 def place_rows(est, draws, training, levels, codes, previous):
-    """Return the `Placement` of rows in memory.
+    """Return the `Parts`, each with a site, of rows in memory.
 
     draws says whether the engine draws; levels (the named ones) and codes are of each factor, of
     which there is at most one; previous is the state of an earlier fit or None: groups stay in
@@ -230,25 +251,22 @@ def place_rows(est, draws, training, levels, codes, previous):
     if not levels:
         n_sites = _n_sites(est, draws, weight.sum(), None)
         row_site = site = spread_by_content(training.X, training.y, weight, n_sites)
-        group_site = np.empty(0, dtype=int)
     else:
         load = np.bincount(codes[0], weights=weight)
         group_site = _place_groups(est, draws, levels[0], load, previous)
         row_site, site = group_site[codes[0]], group_site[: len(levels[0])]
     members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
-    where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
-    return Placement(site, where, None, members)
+    return parts_of_members(members, codes, site)
 
 
-def place_raw(n_rows, levels, n_levels, where, reader):
-    """Return the `Placement` of raw parts, each of which is a site.
+def sites_of_raw(n_rows, levels, n_levels, where):
+    """Return the site of each named group, or of each row, where each raw part is one.
 
     levels (the named ones), n_levels and where[k], the numbers of those in part k, are of each
     factor, of which there is at most one.
     """
     if not levels:
-        none = [np.empty(0, int) for _ in n_rows]
-        return Placement(np.repeat(np.arange(len(n_rows)), n_rows), none, reader)
+        return np.repeat(np.arange(len(n_rows)), n_rows)
     groups = [own[0] for own in where]
     if sum(map(len, groups)) > n_levels[0]:
         raise ValueError(
@@ -257,7 +275,7 @@ def place_raw(n_rows, levels, n_levels, where, reader):
     site = np.empty(n_levels[0], dtype=int)
     for k, own in enumerate(groups):
         site[own] = k
-    return Placement(site[: len(levels[0])], groups, reader)
+    return site[: len(levels[0])]
 
 
 def _n_sites(est, draws, total_weight, n_groups):

@@ -1,6 +1,5 @@
 """Plan of a fit: checked parameters and data, levels as numbers, and which engine they go to."""
 
-import inspect
 import numbers
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,16 +17,17 @@ from .._estimator.tables import array_of, in_memory
 from . import _factors, _scales
 from ._classes import why_not_joint
 from ._parts import (
-    Placement,
+    Parts,
     RawRows,
     describe_part,
     digest,
     join_levels,
-    place_raw,
+    parts_of_members,
     place_rows,
     shape_of,
+    sites_of_raw,
 )
-from .messages.parts import FactorParts, LevelNumbers, parts_of_rows
+from .messages.parts import rows_of_parts
 from .partitions.draws import load_sampler
 
 # Effects of all factors but the largest up to which EP keeps them in one dense matrix: with 4000 a
@@ -36,28 +36,9 @@ from .partitions.draws import load_sampler
 _MOST_DENSE, _MOST_CROSSED = 4000, 500
 
 
-class Engine(NamedTuple):
-    """What an engine takes besides one factor, and which parameters do nothing with it, and why.
-
-    lists says whether it takes several factors, powers whether it takes shares of rows, and draws
-    whether it has random draws of theta too.
-    """
-
-    idle: dict[str, str]
-    lists: bool = False
-    powers: bool = False
-    draws: bool = False
-
-
-_NO_GRID = {"refine": "which goes without a grid in any case"}
-_OF_DRAWS = Engine(_NO_GRID | {"hyperparameters": "whose draws are of theta too"}, draws=True)
-ENGINES = {
-    "ep": Engine({}, lists=True, powers=True),
-    "messages": Engine(_NO_GRID, lists=True, powers=True),
-    "laplace": Engine({"schedule": "which climbs to the mode of all sites together"}),
-    "importance": _OF_DRAWS,
-    "nuts": _OF_DRAWS,
-}
+# Engines with sites of rows, which take several factors and shares of rows; and those that draw.
+_BY_ROWS, DRAWING = ("auto", "ep", "messages"), ("importance", "nuts")
+_WITHOUT_GRID = "messages", *DRAWING
 
 
 class Settings(NamedTuple):
@@ -69,7 +50,6 @@ class Settings(NamedTuple):
     """
 
     theta: str
-    schedule: str
     damping: float
     max_iter: int
     tol: float
@@ -82,18 +62,17 @@ class Settings(NamedTuple):
 class Plan(NamedTuple):
     """What a fit needs to know.
 
-    engine is the one that runs, over `parts`: the `Placement` of groups in sites, or the
-    `FactorParts` of messages; None for EP over all rows at once, which is of more than two classes
-    together where it is `joint`. levels (named ones) and n_levels (rows without label
-    counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,) and theta_prior
-    are the priors; fingerprint, with a checkpoint, tells data and model from others.
+    engine is the one that runs, over `parts`; None for EP over all rows at once, which is of more
+    than two classes together where it is `joint`. levels (named ones) and n_levels (rows without
+    label counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,) and
+    theta_prior are the priors; fingerprint, with a checkpoint, tells data and model from others.
     X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
     q_f) and codes (n,) of each factor: None of raw parts.
     """
 
     columns: _factors.FactorColumns
     engine: str
-    parts: Placement | FactorParts | None
+    parts: Parts | None
     n_rows: int
     levels: list[np.ndarray]
     n_levels: list[int]
@@ -103,11 +82,11 @@ class Plan(NamedTuple):
     settings: Settings
     fingerprint: str
     joint: bool
-    X: Any
-    y: Any
-    weight: Any
-    designs: Any
-    codes: Any
+    X: Any = None
+    y: Any = None
+    weight: Any = None
+    designs: Any = None
+    codes: Any = None
 
     @property
     def n_effects(self):
@@ -130,17 +109,16 @@ def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
     checks.check_common(est)
     check_hyperparameters(est.hyperparameters)
-    checks.check_choice("engine", est.engine, ["auto", *ENGINES])
+    checks.check_choice("engine", est.engine, [*_BY_ROWS, "laplace", *DRAWING])
     checks.check_number("power", est.power, 0, 1, boundaries="right")
     checks.check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
-    if est.power != 1 and not _declared(est).powers:
+    if est.power != 1 and est.engine not in _BY_ROWS:
         raise ValueError(
             f"power={est.power!r} takes engine='ep' or 'messages': engine={est.engine!r} has no "
             "sites of rows."
         )
     if est.engine == "nuts":
         load_sampler()
-    checks.check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
         checks.check_choice("n_partitions", est.n_partitions, ["auto", "adaptive"], "a number")
     else:
@@ -152,42 +130,36 @@ def check_parameters(est):
 
 def _check_by_factor(est):
     """Raise an error that names `tau_prior` or `random_slopes` where it is not usable."""
+    for name in ("tau_prior", "random_slopes"):
+        if isinstance(getattr(est, name), dict) and not isinstance(est.group_column, list):
+            raise ValueError(f"{name} may be a dict where group_column is a list of factors.")
     by_factor = isinstance(est.tau_prior, dict)
     for prior in est.tau_prior.values() if by_factor else [est.tau_prior]:
         if np.ndim(prior) != 1 or len(prior) != 2:
             raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {prior!r}.")
         checks.check_number("mean of tau_prior", prior[0])
         checks.check_number("sd of tau_prior", prior[1], 0, boundaries="neither")
-    if by_factor and not isinstance(est.group_column, list):
-        raise ValueError("tau_prior may be a dict where group_column is a list of factors.")
-    if isinstance(est.random_slopes, dict) and not isinstance(est.group_column, list):
-        raise ValueError("random_slopes may be a dict where group_column is a list of factors.")
-
-
-def _declared(est):
-    """Return what the engine asked for declares; "auto" takes all that "ep" does."""
-    return ENGINES["ep" if est.engine == "auto" else est.engine]
 
 
 def remarks_on_parameters(est, has_groups):
     """Return a sentence on each parameter that is not at its default and does nothing."""
-    found = [
-        f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
-        "it at its default."
-        for name, reason in _declared(est).idle.items()
-        if not _at_default(est, name) and getattr(est, name) != "integrate"
-    ]
+    found, without = [], f"does nothing with engine={est.engine!r}"
+    if est.engine in _WITHOUT_GRID and not est.refine:
+        found.append(
+            f"refine={est.refine!r} {without}, which goes without a grid in any case; leave it at "
+            "its default."
+        )
+    if est.engine in DRAWING and est.hyperparameters == "mode":
+        found.append(
+            f"hyperparameters='mode' {without}, whose draws are of theta too; leave it at its "
+            "default."
+        )
     if not has_groups:
         found.append(
             "no groups were given: this is logistic regression without group effects. Name their "
             "column by group_column, or give fit(X, y, groups=...)."
         )
     return found
-
-
-def _at_default(est, name):
-    default = inspect.signature(type(est)).parameters[name].default
-    return np.array_equal(getattr(est, name), default)
 
 
 def prior_sd(est, width):
@@ -205,11 +177,11 @@ def prior_sd(est, width):
 
 def _settings(est):
     seed = 0
-    if _declared(est).draws:
+    if est.engine in DRAWING:
         seed = check_random_state(est.random_state).randint(2**31)
     rule = "grid" if est.refine else "star"
     rule = "mode" if est.hyperparameters == "mode" else rule
-    steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
+    steps = float(est.damping), int(est.max_iter), float(est.tol)
     adaptive = est.n_partitions == "adaptive"
     return Settings(rule, *steps, seed, float(est.power), est.n_jobs, adaptive)
 
@@ -234,15 +206,15 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     joint = _is_joint(est, engine, parted, columns, (shared, designs, n_levels))
     parts: Any = None
     if parted and not joint and engine == "messages":
-        parts = parts_of_rows(codes, n_levels, est.n_partitions)
+        parts = parts_of_members(rows_of_parts(codes, n_levels, est.n_partitions), codes)
     elif parted and not joint:
-        parts = place_rows(est, _declared(est).draws, training, levels, codes, previous)
+        parts = place_rows(est, engine in DRAWING, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
     fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     known = columns, engine, parts, len(training.y), levels, n_levels, sizes
-    known += _priors(est, columns, training.X.shape[1])
+    priors = prior_sd(est, training.X.shape[1]), _theta_prior(est, columns)
     rows = shared, training.y, training.weight, designs, codes
-    return Plan._make([*known, fingerprint, joint, *rows])
+    return Plan(*known, *priors, _settings(est), fingerprint, joint, *rows)
 
 
 def plan_parts(est, run, with_digest):
@@ -264,13 +236,12 @@ def plan_parts(est, run, with_digest):
     engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
     data = [np.array(t.digest) for t in told]
     fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
-    reader = RawRows(columns, est.classes_[1])
-    parts: Any = FactorParts(LevelNumbers(where, n_levels), reader)
+    parts = Parts(where, RawRows(columns, est.classes_[1]))
     if engine != "messages":
-        parts = place_raw(n_rows, levels, n_levels, where, reader)
+        parts = parts._replace(site=sites_of_raw(n_rows, levels, n_levels, where))
     known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
-    known += _priors(est, columns, est.n_features_in_ - len(columns.taken))
-    return Plan._make([*known, fingerprint, False, *[None] * 5])
+    priors = prior_sd(est, est.n_features_in_ - len(columns.taken)), _theta_prior(est, columns)
+    return Plan(*known, *priors, _settings(est), fingerprint, joint=False)
 
 
 def _look_at(est, told):
@@ -281,17 +252,11 @@ def _look_at(est, told):
     checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
-def _priors(est, columns, width):
-    """Return the fields of a plan that are parameters, for shared columns of this width."""
-    return prior_sd(est, width), _theta_prior(est, columns), _settings(est)
-
-
 def _fingerprint(est, columns, engine, data):
     """Return a hash of what a checkpoint must have in common with a fit: data, and the model."""
-    factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
-    scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
-    words = np.array(f"{engine} {columns.fit_intercept} {est.n_partitions}")
-    return digest(*data, *_theta_prior(est, columns), scale, words, *factors)
+    factors = [(f.positions, f.slopes) for f in columns.factors]
+    words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
+    return digest(*data, *_theta_prior(est, columns), words, factors)
 
 
 def _checked(est, X, y, groups, sample_weight):
@@ -312,7 +277,8 @@ def _checked(est, X, y, groups, sample_weight):
 def _training(est, design, y, sample_weight, **options):
     """Return the `Training` of rows without labels, having warned of the units of columns."""
     training = checks.validate_training(est, design, y, sample_weight, **options)
-    if not checks.warn_of_spreads(est, training.X) and _at_default(est, "prior_scale"):
+    at_default = np.array_equal(est.prior_scale, 2.5)
+    if not checks.warn_of_spreads(est, training.X) and at_default:
         checks.warn_of_narrow_prior(est, training.X, training.weight, est.prior_scale)
     return training
 
@@ -342,13 +308,13 @@ def _is_joint(est, engine, parted, columns, rows):
     rows are (shared design, designs, n_levels); without groups they do not need their parts.
     Without groups "auto" is one against the rest.
     """
-    wanted = {"auto": columns.has_groups, "joint": True, "one_vs_rest": False}[est.multi_class]
+    wanted = {"auto": bool(columns.factors), "joint": True, "one_vs_rest": False}[est.multi_class]
     if len(est.classes_) == 2 or not wanted:
-        if columns.has_groups:
+        if columns.factors:
             check_binary(est)
         return False
     reason = "it takes engine='ep' and no partitions"
-    if engine == "ep" and not (parted and columns.has_groups):
+    if engine == "ep" and not (parted and columns.factors):
         reason = why_not_joint(len(est.classes_), rows[0], rows[1], rows[2], est.power)
     if reason and est.multi_class == "joint":
         raise ValueError(
@@ -373,8 +339,8 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
         parted = engine == "messages"
     else:
         engine = "ep" if est.engine == "auto" else est.engine
-        plain = (engine, est.schedule, est.damping) == ("ep", "parallel", 1)
-        parted = parted or with_checkpoint or not (columns.has_groups and plain)
+        plain = engine == "ep" and est.damping == 1
+        parted = parted or with_checkpoint or not (columns.factors and plain)
     if engine == "messages":
         _check_messages(est, columns, codes)
     return engine, parted
@@ -396,13 +362,8 @@ def _check_adaptive(est, columns, codes, with_checkpoint):
 
 def _check_messages(est, columns, codes):
     """Raise a ValueError that names what messages do not take."""
-    if not columns.has_groups:
+    if not columns.factors:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
-    if est.schedule != "parallel":
-        raise ValueError(
-            f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
-            "other than 'messages'."
-        )
     if est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
         what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
         raise ValueError(
@@ -414,12 +375,12 @@ def _check_messages(est, columns, codes):
 
 def _engine_of_list(est, columns, codes, n_levels, parted):
     """Return the engine of a list of factors; parted says whether parts were asked for."""
-    if not _declared(est).lists:
+    if est.engine not in _BY_ROWS:
         raise ValueError(
             f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
             "'ep', 'messages' or 'auto'."
         )
-    if est.engine == "messages" or parted or est.schedule != "parallel":
+    if est.engine == "messages" or parted:
         return "messages"
     sizes = columns.n_effects * np.array(n_levels)
     dense = int(sizes.sum() - sizes.max())

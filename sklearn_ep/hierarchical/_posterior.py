@@ -6,13 +6,12 @@ import numpy as np
 from scipy.special import log_expit
 
 from .._engine.gaussian import Moments, Natural, backward, forward, over
-from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
+from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.latents import NodesAtRows
 from . import _scales
 from ._layout import EffectPlaces
 
-BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
 
 
@@ -182,42 +181,10 @@ class EffectsMixture:
             pairs.append(mixture_moments(self.average.weight, *sides))
         return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
 
-    def _over_blocks(self, rows, combine, axis=0):
-        """Return combine(means, variances) of all rows, with the nodes as first axis of both.
-
-        Rows of the arrays that it returns are along `axis`.
-        """
-        out = []
-        for start in range(0, len(rows.X), BLOCK):
-            some = rows.take(slice(start, start + BLOCK))
-            sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
-            out.append(combine(*map(np.stack, sides)))
-        return [np.concatenate(a, axis=axis) for a in zip(*out, strict=True)]
-
     def at_nodes(self, link, rows):
-        """Return the `NodesAtRows`."""
-        mean, var = self._over_blocks(rows, lambda *sides: sides, axis=1)
+        """Return the `NodesAtRows`; levels not known are integrated over the population."""
+        mean, var = map(np.stack, zip(*(node.at_rows(rows) for node in self.nodes), strict=True))
         return NodesAtRows(self.average.weight, mean, var, [link] * len(self.nodes))
-
-    def latent(self, rows):
-        """Return means and variances (n,) of the linear predictor, or (n, K) and (n, K, K).
-
-        The latter are of several classes. Effects of levels that are not known are integrated over
-        the population.
-        """
-        return self._over_blocks(rows, self._moments)
-
-    def _moments(self, means, variances):
-        return mixture_moments(self.average.weight, means, variances)
-
-    def log_proba(self, signs, rows, link):
-        """Return log probabilities (n, len(signs)) of the labels -1 and 1."""
-
-        def chances(*sides):
-            log_p = np.stack([link.tilted(s, *sides).log_z for s in signs], axis=-1)
-            return (log_mixture(self.average.weight, log_p),)
-
-        return self._over_blocks(rows, chances)[0]
 
     def covariance(self, first, second, same):
         """Return covariances (n1, n2), or (K, n1, n2), of the linear predictor of two sets of rows.

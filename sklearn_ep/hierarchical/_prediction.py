@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
@@ -28,16 +28,27 @@ def new_rows(est, X, groups=None, kind="conditional"):
         # unseen labels have numbers from the number of levels on, alike for alike
         labels = (_factors.labels_of(table, f) for f in columns.factors)
         codes = np.column_stack(list(map(_factors.codes_among, labels, est._levels)))
-    elif kind == "conditional" and columns.has_groups:
+    elif kind == "conditional" and columns.factors:
         est._forgotten.warn(est)
     shared, designs = _factors.design_of_factors(X, columns)
     return RowsToPredict(shared, designs, codes)
 
 
+_BLOCK = 8192  # rows predicted at once
+
+
+def in_blocks(answer, rows, *args):
+    """Return answer(rows, *args), an array or several of these, asked for some rows at a time."""
+    found = [answer(rows.take(some), *args) for some in gen_batches(len(rows.X), _BLOCK)]
+    if isinstance(found[0], tuple):
+        return tuple(map(np.concatenate, zip(*found, strict=True)))
+    return np.concatenate(found)
+
+
 def _split(est, X, groups):
     """Return (X without labels, the table of labels or None), checked."""
     columns = est._columns
-    if groups is not None and not columns.has_groups:
+    if groups is not None and not columns.factors:
         raise ValueError("groups were given, but the model was fitted without groups.")
     if not columns.taken:
         X = validate_data(est, X, reset=False, dtype=np.float64)

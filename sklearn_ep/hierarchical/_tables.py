@@ -6,9 +6,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator import summary
-from .._estimator.checks import check_number
 from .._estimator.latents import is_joint
-from .._estimator.summary import strength_of
 from .._estimator.tables import objects
 from ._posterior import moments_by_class
 from ._scales import quantiles
@@ -16,47 +14,29 @@ from ._scales import quantiles
 _CLOSE = 0.5  # effective share of points of a density that is near another
 
 
-def intervals(posteriors, level):
-    """Return central intervals (K, D, 2) of the coefficients, the intercept last."""
-    check_number("level", level, 0, 1, boundaries="neither")
-    ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    found = [np.moveaxis(p.beta_quantiles(ends), 0, -1) for p in posteriors]
-    return found[0] if is_joint(posteriors) else np.stack(found)
-
-
-def _shared_names(est, given=None):
+def names_of_shared(est, given=None):
     """Return the names of the columns with shared coefficients, those without groups."""
     names = enumerate(summary.column_names(est, given))
     return [name for k, name in names if k not in est._columns.taken]
 
 
-def summarise(est, level, top, sort, feature_names):
-    """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
-    interval, columns = intervals(est._posteriors, level), est._columns
-    names = _shared_names(est, feature_names)
-    own = summary.names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
-    beta = moments_by_class(est._posteriors)
-    mean = np.concatenate([m.mean for m in beta])
-    sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
-    lower, upper = interval.reshape(-1, 2).T
-    coefficients = summary.coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
-    slopes = np.ones((len(beta), len(own) // len(beta)), dtype=bool)
-    slopes[:, len(names) :] = False
-    keys = strength_of(coefficients, slopes.ravel())
-    factors = _factors(est, names)
-    n_levels = [n for *_, n in factors]
+def coefficients(est, level):
+    """Return means, sds (K, D) and intervals (K, D, 2) of the coefficients, the intercept last."""
+    posteriors, ends = est._posteriors, (0.5 - 0.5 * level, 0.5 + 0.5 * level)
+    beta = moments_by_class(posteriors)
+    found = [np.moveaxis(p.beta_quantiles(ends), 0, -1) for p in posteriors]
+    sd = [np.sqrt(np.diagonal(m.cov)) for m in beta]
+    interval = found[0] if is_joint(posteriors) else np.stack(found)
+    return np.stack([m.mean for m in beta]), np.stack(sd), interval
+
+
+def figures_of(est):
+    """Return what a summary tells besides coefficients and scales."""
+    n_levels = [len(known) for known in est._levels]
     groups = n_levels[0] if len(n_levels) == 1 else n_levels or 0
     figures = {"rows": est._n_rows, "groups": groups}
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
-    figures |= {"scales": what_was_averaged(est)} if factors else {}
-    return summary.Summary(
-        summary.title_of(est),
-        level,
-        summary.Ranking(keys, sort, top),
-        coefficients,
-        scales=_scales(est, names, level),
-        figures=figures,
-    )
+    return figures | ({"scales": what_was_averaged(est)} if n_levels else {})
 
 
 def what_was_averaged(est):
@@ -92,7 +72,7 @@ def _factors(est, names):
     return found
 
 
-def _scales(est, names, level):
+def scales_of(est, names, level):
     """Return the table of the standard deviations of the group effects, empty without groups."""
     factors = _factors(est, names)
     if not factors:
@@ -163,7 +143,7 @@ def _blocks(est, level):
     """Yield the columns of the table of effects for each factor, class and effect."""
     values = [est.group_labels_, est.group_effects_, est.group_effects_std_]
     values = values if est._columns.listed else [[value] for value in values]
-    told = zip(_factors(est, _shared_names(est)), est._level_rows, *values, strict=False)
+    told = zip(_factors(est, names_of_shared(est)), est._level_rows, *values, strict=False)
     for (factor, effects, n), rows, labels, *moments in told:
         known = objects(labels.tolist())
         by_class = (m.reshape(-1, n, len(effects)) for m in moments)

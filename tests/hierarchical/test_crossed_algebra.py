@@ -366,7 +366,8 @@ def test_updated_sites_match_the_tilted_moments():
         rng.normal(size=200),
         rng.uniform(0.2, 2, 200),
     )
-    new, worst = messages_rows.updated_sites(rows, sites, mean, cavity)
+    found, worst = messages_rows.updated_sites(rows, sites, mean, cavity)
+    new = found.sites
     var = cavity / (1 + sites.precision * cavity)
     centre = (mean - var * sites.shift) / (1 - sites.precision * var)
     _, g, h = Logit().tilted(rows.sign, centre, cavity)

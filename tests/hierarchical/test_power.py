@@ -74,7 +74,7 @@ def problem(seed=0):
     rng = np.random.default_rng(seed)
     X, group = rng.normal(size=(24, 2)), np.sort(rng.integers(0, 4, 24))
     sign = np.where(rng.uniform(size=24) < expit(X @ [1.5, -1] + group - 1.5), 1.0, -1.0)
-    rows = part.arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)[0]
+    rows = part.arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)
     design = np.hstack([rows.X, 1.3 * np.eye(4)[rows.group]])
     return rows, design, np.diag([0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
 

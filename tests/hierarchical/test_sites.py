@@ -31,7 +31,7 @@ def rows_of(n=40, d=3, q=1, j=6, seed=0, weights=False):
     z = X @ rng.standard_normal(d) + rng.standard_normal(j)[group]
     sign = np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
     weight = rng.integers(1, 4, n).astype(float) if weights else np.ones(n)
-    return part.arrow_rows(X, sign, weight, local, group)[0]
+    return part.arrow_rows(X, sign, weight, local, group)
 
 
 def dense_ep(A, sign, weight, precision, shift, sweeps=200):
@@ -93,7 +93,7 @@ def test_weights_are_repeated_rows():
         np.ones(times.sum()),
         np.repeat(rows.local, times, 0),
         np.repeat(rows.group, times),
-    )[0]
+    )
     args = (np.ones((1, 1, 1)), np.eye(3)[None], np.zeros((1, 3)), None)
     a, b = (part.conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
     np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
@@ -104,10 +104,10 @@ def test_weights_are_repeated_rows():
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
     phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, n_coordinates(q))]
-    at = part.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
+    at = part.marginal_terms(rows, phi, q)
     h = 1e-5 * np.eye(len(phi))
-    up = [part.marginal_terms(rows, phi + s, q, at.modes) for s in h]
-    down = [part.marginal_terms(rows, phi - s, q, at.modes) for s in h]
+    up = [part.marginal_terms(rows, phi + s, q) for s in h]
+    down = [part.marginal_terms(rows, phi - s, q) for s in h]
     gradient = [(a.value - b.value) / 2e-5 for a, b in zip(up, down, strict=True)]
     hessian = [(a.gradient - b.gradient) / 2e-5 for a, b in zip(up, down, strict=True)]
     np.testing.assert_allclose(at.gradient, gradient, atol=tolerance, rtol=tolerance)
@@ -122,7 +122,7 @@ def test_marginal_likelihood_against_a_dense_integral():
     density = np.add.reduceat(log_expit(rows.sign[:, None] * z), rows.starts, axis=0)
     density += -0.5 * u**2 - 0.5 * np.log(2 * np.pi) + np.log(u[1] - u[0])
     exact = logsumexp(density, axis=1).sum()
-    value = part.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
+    value = part.marginal_terms(rows, phi, 1).value
     assert value == pytest.approx(exact, abs=1e-4)
     assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
 
@@ -161,7 +161,7 @@ def case_rows(case):
     X, y = np.array(case["X"]), np.array(case["y"])
     return part.arrow_rows(
         X, 2.0 * y - 1, np.ones(len(y)), np.ones((len(y), 1)), np.array(case["groups"])
-    )[0]
+    )
 
 
 @pytest.mark.parametrize("case", ORACLE["exact_cases"], ids=lambda c: c["name"])
@@ -302,17 +302,20 @@ def random_sites(k=4, p=3, seed=0):
     return prior, Natural(0.1 * a @ a.swapaxes(1, 2), rng.standard_normal((k, p)))
 
 
-def test_step_limit_is_where_a_cavity_turns_singular():
+def test_a_step_keeps_the_largest_share_that_leaves_every_cavity_proper():
     prior, messages = random_sites()
     change = np.random.default_rng(1).standard_normal((4, 3, 3))
     change = change + change.swapaxes(1, 2)
-    total = partitions_messages.total_of(prior, messages)
-    limit = partitions_messages.step_limit(total, messages, change)
-    moved = total.precision + limit * change.sum(0)
-    sites = messages.precision + limit * change
-    smallest = min(np.linalg.eigvalsh(c)[0] for c in (moved, *(moved - sites)))
-    assert abs(smallest) < 1e-9
-    assert partitions_messages.step_limit(total, messages, np.stack([np.eye(3)] * 4)) == np.inf
+    share = partitions_messages.proper_share(prior, messages.precision, change)
+
+    def least(share):
+        sites = messages.precision + share * change
+        whole = prior.precision + sites.sum(0)
+        return min(np.linalg.eigvalsh(c)[0] for c in (whole, *(whole - sites)))
+
+    assert least(share) > 0 > least(share / 0.7)
+    forward = np.stack([np.eye(3)] * 4)
+    assert partitions_messages.proper_share(prior, messages.precision, forward) == 1.0
 
 
 class Answer:
@@ -330,16 +333,10 @@ def gaussian_answers(factors):
     return answer
 
 
-@pytest.mark.parametrize("serial", [False, True])
-def test_gaussian_partitions_are_found_exactly(serial):
+def test_gaussian_partitions_are_found_exactly():
     prior, truth = random_sites(seed=2)
     factors = [Natural(*f) for f in zip(*truth, strict=True)]
     answer = gaussian_answers(factors)
-
-    def in_turn(cavity_of):
-        for k in range(4):
-            cavity = cavity_of(k)
-            yield k, cavity, answer(k, cavity)
 
     start = Natural(np.zeros_like(truth.precision), np.zeros_like(truth.shift))
     result, counts = partitions_messages.propagate(
@@ -348,7 +345,6 @@ def test_gaussian_partitions_are_found_exactly(serial):
         start,
         max_iter=10,
         tol=1e-10,
-        stream=in_turn if serial else None,
     )
     found = result.evaluation.payload
     np.testing.assert_allclose(found.precision, truth.precision, atol=1e-10)
@@ -406,7 +402,7 @@ def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
     prior = Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
     mode, trace, reason, _ = partitions_messages.find_mode(
-        lambda phi: [part.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
+        lambda phi: [part.marginal_terms(rows, phi, 1)],
         prior,
         np.zeros(4),
         3,

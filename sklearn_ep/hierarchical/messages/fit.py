@@ -16,9 +16,10 @@ from ..._engine import gaussian
 from ..._engine.loop import Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from .._parts import parts_in_memory
 from . import posterior as posteriors
 from . import rows as steps
-from .parts import LoggedRows
+from .parts import LevelNumbers, LoggedRows
 from .schur import Effects, SchurSystem, right_side
 
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
@@ -166,7 +167,7 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
     """
     if run is not None:
         return _fit_parts(plan, run, monitor, previous, save)
-    parts = plan.parts.prepared(plan, sign)
+    parts = parts_in_memory(plan, sign)
     # one part has nothing to share out, and would pay for each of its questions
     with parallel_config("sequential") if len(parts) == 1 else nullcontext():
         with PartMap(parts, plan.settings.n_jobs, prefer="threads") as run:
@@ -175,7 +176,8 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
 
 def _fit_parts(plan, run, monitor, previous, save):
     """Return the `BinaryFit` of parts."""
-    rows = LoggedRows(run, plan.parts.numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
+    numbers = LevelNumbers(plan.parts.where, plan.n_levels)
+    rows = LoggedRows(run, numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
     try:
         return _fit_rows(plan, rows, monitor, previous, save)
     finally:
@@ -185,7 +187,7 @@ def _fit_parts(plan, run, monitor, previous, save):
 def _fit_rows(plan, rows, monitor, previous, save):
     """Return the `BinaryFit` of `LoggedRows`."""
     model = MessagesModel(rows, plan)
-    posterior_of: Any = partial(_posterior, plan, model)
+    posterior_of: Any = partial(_posterior, plan)
     keep = save and (lambda found: save(state_of_levels(found[0])))
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None, None), keep)
     start, trace = _start(plan, model, previous), Trace(watch)
@@ -193,12 +195,10 @@ def _fit_rows(plan, rows, monitor, previous, save):
         model, start, plan.settings.tol, plan.settings.max_iter, trace
     )
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
-    spread: Any = None
+    evidence, spread = posteriors.log_evidence(model, solved, check), None
     if not known:
-        rows.step(steps.mark)
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
-        rows.step(steps.go_back)
-    evidence = posteriors.log_evidence(model, solved, check, None if known else spread.cov)
+        evidence += posteriors.log_integral(model.theta_prior, solved.theta, spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
     settled, remark = reason == "converged", ""
     if not model.solved_all:
@@ -292,7 +292,6 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
         theta = solved.theta + apart * (np.arange(len(solved.theta)) == f)
-        model.rows.step(steps.go_back)
         near = model.solve(theta, solved.mean, tol, least=4)
         curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)
@@ -302,15 +301,11 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     return posteriors.ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 
-def _posterior(plan, model, solved, coupling, spread, check):
-    """Return the `MessagesPosterior`; without spread the scales count as known.
-
-    It draws by linear systems where the rows are in memory, the model's own being in that state.
-    """
+def _posterior(plan, solved, coupling, spread, check):
+    """Return the `MessagesPosterior`; without spread the scales count as known."""
     if spread is None:
         f = len(solved.theta)
         none = Effects(0.0 * solved.mean.beta, [0.0 * a for a in solved.mean.levels])
         spread = posteriors.ScaleUncertainty(np.zeros((f, f)), [none] * f)
-    system = None if plan.X is None else solved.system.at(model.rows.held())
     n_named = [len(known) for known in plan.levels]
-    return posteriors.MessagesPosterior(solved, coupling, spread, system, n_named, check)
+    return posteriors.MessagesPosterior(solved, coupling, spread, n_named, check)

@@ -12,66 +12,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.partition import Part, PartMemory, load_part, split_rows
-from .rows import RowState, row_precision
+from ..._engine.partition import PartMemory, split_rows
+from .._parts import read_rows
 from .schur import FactorRows, SystemRows
 
 # Numbers that a process keeps of rows and their state, 4 GB.
 MEMORY = PartMemory(2**29)
 
 
-class FactorParts(NamedTuple):
-    """How rows become parts.
+def rows_of_parts(codes, n_levels, n_parts):
+    """Return the rows in memory of each part; n_parts is their number, or "auto" for one.
 
-    numbers are the `LevelNumbers`; reader is the `RawRows` of raw parts; members are the rows of
-    each part in memory.
+    Rows of several parts are taken in the order of the largest factor, so that few of its levels
+    are in two parts.
     """
-
-    numbers: "LevelNumbers"
-    reader: Any
-    members: Any = None
-
-    def prepared(self, plan, sign):
-        """Return the parts of a plan with rows in memory, for labels in {-1, +1}."""
-        out = []
-        for own, where in zip(self.members, self.numbers.where, strict=True):
-            pairs = zip(where, plan.codes, strict=True)
-            codes = [np.searchsorted(at, code[own]) for at, code in pairs]
-            out.append(Part(plan.X[own], sign[own], plan.weight[own], *codes))
-        return out
-
-
-def parts_of_rows(codes, n_levels, n_parts):
-    """Return the `FactorParts` of rows in memory.
-
-    n_parts is their number, or "auto" for one. Rows of several parts are taken in the order of the
-    largest factor, so that few of its levels are in two parts.
-    """
-    members: list[Any] = [slice(None)]
-    if n_parts not in ("auto", 1):
-        order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
-        members = [order[rows] for rows in split_rows(len(order), n_parts)]
-    where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]
-    return FactorParts(LevelNumbers(where, n_levels), None, members)
+    if n_parts in ("auto", 1):
+        return [slice(None)]
+    order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
+    return [order[rows] for rows in split_rows(len(order), n_parts)]
 
 
 def rows_of(part, reader):
     """Return the `FactorRows` of a part, prepared by the driver or raw."""
-    arrays = load_part(part)
-    if reader is None:
-        X, sign, weight, *codes = arrays
-    else:
-        X, sign, weight, _, codes = reader(arrays)
+    X, sign, weight, _, codes = read_rows(part, reader)
     return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
-
-
-class Message(NamedTuple):
-    """What a part is sent: its number, the steps from `start` on, and values of its levels."""
-
-    k: int
-    start: int
-    steps: list[Any]
-    values: tuple[Any, ...]
 
 
 class Behind(NamedTuple):
@@ -88,20 +52,24 @@ class Kept:
 
 
 def work(part, message, token, reader, big, function):
-    """Return function(rows, state, *values) of a part, or `Behind`; None for no message."""
+    """Return function(rows, state, *values) of a part, or `Behind`; None for no message.
+
+    A message has the number of the part, of the first of the steps, these, and the values.
+    """
     if message is None:
         return None
-    kept = MEMORY.find(token, message.k)
+    k, start, steps, values = message
+    kept = MEMORY.find(token, k)
     n_known = 0 if kept is None else kept.n_steps
-    if n_known < message.start:
+    if n_known < start:
         return Behind(n_known)
     if kept is None:
         rows = rows_of(part, reader)
         kept = Kept(SystemRows(rows, big))
-        MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
-    for step, *values in message.steps[kept.n_steps - message.start :]:
-        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *values), kept.n_steps + 1
-    return function(kept.held, kept.state, *message.values)
+        MEMORY.keep(token, k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
+    for step, *of_step in steps[kept.n_steps - start :]:
+        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *of_step), kept.n_steps + 1
+    return function(kept.held, kept.state, *values)
 
 
 def _of_part(value, k, where):
@@ -175,7 +143,7 @@ class LoggedRows:
                 lacks = self.steps[starts[k] :]
                 steps = [tuple(self.numbers.of_part(k, v) for v in step) for step in lacks]
                 local = tuple(self.numbers.of_part(k, v) for v in values)
-                messages[k] = Message(k, starts[k], steps, local)
+                messages[k] = k, starts[k], steps, local
             told = self.run(work, messages, self.token, self.reader, self.big, function)
             for k in lacking:
                 answers[k] = told[k]
@@ -189,27 +157,6 @@ class LoggedRows:
         """Return the sum over parts of function(rows, state, *values)."""
         return self.numbers.add(self.each(function, *values))
 
-    def held(self):
-        """Return the `HeldRows` of the parts in the state of the linear system."""
-        parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
-        states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
-        return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
-
     def forget(self):
         """Drop what this process keeps for the fit."""
         MEMORY.forget(self.token)
-
-
-class HeldRows:
-    """Rows in the memory of this process, in one state for good: pairs (`SystemRows`, state)."""
-
-    def __init__(self, pairs, numbers):
-        self.pairs, self.numbers = pairs, numbers
-
-    def ask(self, function, *values):
-        """Return the sum over parts of function(rows, state, *values)."""
-        answers = [
-            function(held, state, *(self.numbers.of_part(k, v) for v in values))
-            for k, (held, state) in enumerate(self.pairs)
-        ]
-        return self.numbers.add(answers)

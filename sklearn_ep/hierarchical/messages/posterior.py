@@ -93,22 +93,15 @@ class LevelsNode(NamedTuple):
         own = self.tree.covariance(codes1, codes2, same)
         return sum((a @ cov @ b.T for a, cov, b in triples), start=own), mean1, mean2
 
-    def draw_by_levels(self, rng):
-        """Return a draw, about zero, from what is known of levels: the moments of `at_rows`."""
-        cov, lines = self.coupling
-        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, method="cholesky")
-        pairs = zip(self.tree.draw(rng), lines, strict=True)
-        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
-
 
 class MessagesPosterior(EffectsMixture):
-    """One `LevelsNode`, and the `SchurSystem` that draws, None where the rows are elsewhere.
+    """One `LevelsNode`; check is the `VarianceCheck` of the fit.
 
-    Draws without a system leave out what the node does. check is the `VarianceCheck` of the fit.
+    Draws leave out what the node does, and have the moments of its predictions.
     """
 
-    def __init__(self, solved, coupling, spread, system, n_named, check):
-        self.system, self.check = system, check
+    def __init__(self, solved, coupling, spread, n_named, check):
+        self.check = check
         node = LevelsNode(solved.mean, solved.tree, coupling, spread, n_named)
         theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
         alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
@@ -121,19 +114,16 @@ class MessagesPosterior(EffectsMixture):
     def draw_parameters(self, n_samples, rng):
         """Return joint draws: coefficients (S, D), effects, theta, and scales (S, 1, 1)."""
         (node,) = self.nodes
-        draw = node.draw_by_levels if self.system is None else self.system.draw
-        noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
-        beta = np.empty((n_samples, len(node.mean.beta)))
-        effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
-        for s in range(n_samples):
-            drawn = node.mean.plus(draw(rng))
-            for step, move in zip(noise[s], node.spread.moves, strict=True):
-                drawn = drawn.plus(move, step)
-            beta[s] = drawn.beta
-            for out, levels in zip(effects, drawn.levels, strict=True):
-                out[s, :, 0] = levels[: out.shape[1]]
-        theta = self.average.phi + noise
-        return beta, effects, theta, list(np.exp(theta.T)[..., None, None])
+        (cov, lines), spread = node.coupling, node.spread.cov
+        step = rng.multivariate_normal(np.zeros(len(spread)), spread, n_samples)
+        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, n_samples, method="cholesky")
+        effects = []
+        for f, own in enumerate(node.tree.draw(n_samples, rng)):
+            drawn = node.mean.levels[f] + own + beta @ lines[f].T + step @ node.moves(f)
+            effects.append(drawn[:, : self.n_named[f], None])
+        theta = self.average.phi + step
+        scales = list(np.exp(theta.T)[..., None, None])
+        return node.mean.beta + beta + step @ node.moves(), effects, theta, scales
 
 
 class CheckLimits(NamedTuple):
@@ -186,27 +176,19 @@ def check_variances(model, solved, coupling):
     totals = np.array([np.sum(v) for v in coupling.variances(solved.tree.own)])
     tau2 = np.exp(2.0 * solved.theta)
     if system.direct:
-        found = Sums(system.variance_sums(), 0.0 * levels, 0.0)
+        variance, error, trace = system.variance_sums(), 0.0 * levels, 0.0
     else:
-        found = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
+        variance, error, trace = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
         model.note(system)
-    share = found.variance / totals
-    known = 1.0 - np.minimum(found.variance / (levels * tau2), 1.0)
+    share = variance / totals
+    known = 1.0 - np.minimum(variance / (levels * tau2), 1.0)
     curvature = 2.0 * levels * known**2 + model.theta_prior.sd**-2.0
     shift = (share - model.shares) * totals / tau2 / np.sqrt(curvature)
-    return VarianceCheck(share, found.error / totals, shift, system.log_det() + found.trace)
-
-
-class Sums(NamedTuple):
-    """Variances (F,) summed over levels, their errors (F,), and the trace of log K."""
-
-    variance: np.ndarray
-    error: np.ndarray
-    trace: float
+    return VarianceCheck(share, error / totals, shift, system.log_det() + trace)
 
 
 def _by_solves(system, levels, unknown, n_steps):
-    """Return the `Sums` of factors with these numbers of levels.
+    """Return variances (F,) summed over levels, their errors (F,), and the trace of log K.
 
     unknown (F,) is the share of the prior's variance that is left, n_steps the work so far.
     """
@@ -225,24 +207,23 @@ def _by_solves(system, levels, unknown, n_steps):
     variance = np.mean(squares, axis=0)
     # effects that go together are fewer than their number: what draws differ by says so
     error = np.maximum(variance * np.sqrt(2.0 / levels), np.std(squares, axis=0, ddof=1))
-    return Sums(variance, error / np.sqrt(len(squares)), float(np.mean(traces)))
+    return variance, error / np.sqrt(len(squares)), float(np.mean(traces))
 
 
-def log_evidence(model, solved, check, scale_cov):
-    """Return the log evidence: of EP at the scales, times what their Gaussian, if any, covers.
-
-    Its error by variances of rows is of second order.
-    """
-    rows, prior, theta = model.rows, model.prior(solved.theta), solved.theta
+def log_evidence(model, solved, check):
+    """Return the log evidence of EP at the scales: its error by variances is of second order."""
+    rows, prior = model.rows, model.prior(solved.theta)
     pulled = rows.ask(right_side).dot(solved.mean)
     log_prior = sum(np.sum(np.log(p)) for p in (prior.beta, *prior.levels))
     out = 0.5 * (pulled + log_prior - check.log_det)
     out += rows.ask(row_evidence, solved.root, solved.mean, model.power)
-    if scale_cov is not None:
-        # the factor (2 pi)^(T / 2) is that of Laplace's integral, too
-        out += model.theta_prior.log_density(theta) + 0.5 * len(theta) * np.log(2.0 * np.pi)
-        out += 0.5 * np.linalg.slogdet(scale_cov)[1]
     return float(out)
+
+
+def log_integral(prior, theta, cov):
+    """Return the log of Laplace's integral over the scales, for an evidence of one at theta."""
+    volume = 0.5 * len(theta) * np.log(2.0 * np.pi) + 0.5 * np.linalg.slogdet(cov)[1]
+    return float(prior.log_density(theta) + volume)
 
 
 def remarks_on_agreement(check, names):

@@ -15,7 +15,6 @@ message to the sum instead, at the finest factor of its chain, and the driver sh
 the tree of levels, up and down once, which is exact.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,15 +121,16 @@ class Tree(NamedTuple):
             shared[f] = np.where(same[f], var[:, f, None], over)
         return sum(shared[f] for f in self.chains.leaves)
 
-    def draw(self, rng):
-        """Return a draw [(L_f,)] of the effects about zero, given the coefficients."""
+    def draw(self, n_samples, rng):
+        """Return draws [(S, L_f)] of the effects about zero, given the coefficients."""
         out, sums = list(self.own), list(self.own)
         for f in self.chains.downward:
-            g, noise = self.chains.parent[f], rng.standard_normal(len(self.own[f]))
+            noise = rng.standard_normal((n_samples, len(self.own[f])))
+            g = self.chains.parent[f]
             if g is None:
                 sums[f] = out[f] = noise / np.sqrt(self.whole[f])
                 continue
-            above = sums[g][self.chains.above[f]]
+            above = sums[g][:, self.chains.above[f]]
             sums[f] = self.gain[f] * above + np.sqrt(self.variances[f] * self.gain[f]) * noise
             out[f] = sums[f] - above
         return out
@@ -185,7 +185,6 @@ def _joined(parts, where, pair, n_levels):
 
 
 _START = 0.7  # share of a site's precision that its first messages carry
-_BLOCK = 1 << 16  # rows whose moments are in the cache at once
 
 
 class RowState(NamedTuple):
@@ -194,8 +193,7 @@ class RowState(NamedTuple):
     sites; messages, for each factor the precision (n,) that a row sends to its level, None where
     the finest factor of a chain gets that of the whole chain; cavity (n,), the variance of a row by
     its levels without its own site; precision (n,) of the sites, copies
-    counted, in the linear system at hand; mismatch, the largest of the last update; marked, a state
-    to go back to.
+    counted, in the linear system at hand; mismatch, the largest of the last update.
     """
 
     sites: Any
@@ -203,7 +201,6 @@ class RowState(NamedTuple):
     cavity: Any = None
     precision: Any = None
     mismatch: float = np.inf
-    marked: Any = None
 
 
 def _inverse_cavities(rows, messages, totals):
@@ -249,18 +246,8 @@ def update(rows, state, root, mean, power):
     likelihood that is matched.
     """
     told = rows.predictor(mean), _cavities(rows, state, root), power
-    sites, mismatch = updated_sites(rows, state.sites, *told)
-    return state._replace(sites=sites, mismatch=mismatch)
-
-
-def mark(rows, state):
-    """Step: remember the state."""
-    return state._replace(marked=state)
-
-
-def go_back(rows, state):
-    """Step: go back to the state that was remembered."""
-    return state.marked._replace(marked=state.marked)
+    found, mismatch = updated_sites(rows, state.sites, *told)
+    return state._replace(sites=found.sites, mismatch=mismatch)
 
 
 def message_sums(held, state):
@@ -279,19 +266,13 @@ def known_precision(held, state):
 def row_evidence(held, state, root, mean, power):
     """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
     rows = held.rows
-    cavity = _cavities(rows, state, root)
-    found = _updates(rows, state.sites, rows.predictor(mean), cavity, power)
-    return float(sum(rows.weight[some] @ new.log_term for some, *_, new in found))
+    told = rows.predictor(mean), _cavities(rows, state, root), power
+    return float(rows.weight @ updated_sites(rows, state.sites, *told)[0].log_term)
 
 
 def row_mismatch(held, state):
     """Return the largest distance of tilted from current moments in the last update."""
     return state.mismatch
-
-
-def row_precision(held, state):
-    """Return the precisions (n,) of the rows in the linear system."""
-    return state.precision
 
 
 def _cavities(rows, state, root):
@@ -300,24 +281,12 @@ def _cavities(rows, state, root):
     return state.cavity + np.einsum("nd,nd->n", turned, turned)
 
 
-def _updates(rows, sites, mean, cavity_var, power):
-    """Yield (rows, their sites, variances, `SiteUpdate`) in blocks."""
-    rule = partial(rule_of_power(power), Logit())
-    for start in range(0, len(mean), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        old, cavity = Sites(sites.precision[some], sites.shift[some]), cavity_var[some]
-        var = cavity / (1.0 + old.precision * cavity)
-        yield some, old, var, rule(rows.sign[some], old, mean[some], var)
-
-
 def updated_sites(rows, sites, mean, cavity_var, power=1.0):
-    """Return (new sites, largest distance of tilted from current moments in sds).
+    """Return (`SiteUpdate`, largest distance of tilted from current moments in sds).
 
     mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
     matched.
     """
-    new, worst = Sites(np.empty_like(mean), np.empty_like(mean)), 0.0
-    for some, old, var, found in _updates(rows, sites, mean, cavity_var, power):
-        new.precision[some], new.shift[some] = found.sites
-        worst = max(worst, layout.row_mismatch(old, found.sites, mean[some], var))
-    return new, worst
+    var = cavity_var / (1.0 + sites.precision * cavity_var)
+    found = rule_of_power(power)(Logit(), rows.sign, sites, mean, var)
+    return found, layout.row_mismatch(sites, found.sites, mean, var)

@@ -10,14 +10,13 @@ Rows are asked for sums alone, by functions of (`SystemRows`, state of the rows,
 they may be anywhere, in any number of parts.
 """
 
-from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import checked_cholesky, cholesky_solve
+from ..._engine.gaussian import checked_cholesky, cholesky_solve, weighted_gram
 
 _FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones
 
@@ -76,17 +75,12 @@ class FactorRows(NamedTuple):
 class SystemRows:
     """`FactorRows` with the number `big` of the factor that is eliminated.
 
-    They keep which pairs of its levels with those of other factors occur, once these are asked for,
-    and the values T Z x of the last x, which two questions in turn are about.
+    They keep which pairs of its levels with those of other factors occur, once these are asked for.
     """
 
     def __init__(self, rows, big):
         self.rows, self.big = rows, big
         self._pairs: dict[int, Any] = {}
-        self._beta = self._precision = self._values = None
-
-    def __reduce__(self):
-        return type(self), (self.rows, self.big)
 
     def pair_sums(self, values, f):
         """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
@@ -103,14 +97,6 @@ class SystemRows:
         number, pairs = self._pairs[f]
         code, other = np.divmod(pairs, self.rows.n_levels[self.big])
         return np.bincount(number, values, minlength=len(pairs)), other, code
-
-    def product(self, precision, x):
-        """Return T Z x (n,), from memory if x and T are those of the last call."""
-        if self._beta is not x.beta or self._precision is not precision:
-            values = self.rows.predictor(x)
-            values *= precision
-            self._beta, self._precision, self._values = x.beta, precision, values
-        return self._values
 
 
 class Diagonals(NamedTuple):
@@ -189,7 +175,7 @@ def across(held, state, x):
     """Return the sums of T Z x over the levels of the big factor, None for others."""
     rows, big = held.rows, held.big
     out: list[Any] = [None] * len(rows.codes)
-    out[big] = rows.sums(big, held.product(state.precision, x))
+    out[big] = rows.sums(big, state.precision * rows.predictor(x))
     return out
 
 
@@ -198,15 +184,9 @@ def reduced_product(held, state, x, eliminated):
 
     eliminated has the values of the big factor, None for others.
     """
-    rows, precision = held.rows, state.precision
-    less = precision * eliminated[held.big][rows.codes[held.big]]
-    return rows.collect(held.product(precision, x) - less, but=held.big)
-
-
-def big_product(held, state, values):
-    """Return Z' T Z_big v, without entries of the big factor; values has its v, else None."""
     rows, big = held.rows, held.big
-    return rows.collect(state.precision * values[big][rows.codes[big]], but=big)
+    left = rows.predictor(x) - eliminated[big][rows.codes[big]]
+    return rows.collect(state.precision * left, but=big)
 
 
 class PartSeed(NamedTuple):
@@ -322,12 +302,6 @@ class SchurSystem:
         rest = np.sum(np.log(self.eliminated)) + np.sum(np.log(self._rest))
         return 2.0 * np.sum(np.log(np.diagonal(self._lower))) + rest
 
-    def at(self, rows):
-        """Return the same system, for solves, for the same rows in another place."""
-        out = copy(self)
-        out.rows, out._with_big = rows, None
-        return out
-
     def _of_big(self, values):
         return [values if f == self.big else None for f in range(len(self.prior.levels))]
 
@@ -358,8 +332,9 @@ class SchurSystem:
             return np.concatenate([cholesky_solve(self._lower, r[:m]), r[m:] / self._rest])
 
         of_big = right.levels[self.big]
-        less = self.rows.ask(big_product, self._of_big(of_big / self.eliminated))
-        r = self._reduced(right) - self._reduced(less)
+        nothing = self._effects(np.zeros(self._ends[-1]))
+        less = self.rows.ask(reduced_product, nothing, self._of_big(of_big / self.eliminated))
+        r = self._reduced(right) + self._reduced(less)
         goal, x = tol * np.sqrt(r @ preconditioned_by(r)), np.zeros_like(r)
         if start is not None:
             x = self._reduced(start)
@@ -399,9 +374,5 @@ def _chosen(n_levels, big, most):
 
 def _gram(across, divisor):
     """Return the dense B' diag(1 / divisor) B of a sparse B (L, p)."""
-    if across.nnz > _FULL * np.prod(across.shape):
-        full = across.toarray()
-        return full.T @ (full / divisor[:, None])
-    scaled = across.copy()
-    scaled.data /= np.repeat(divisor, np.diff(across.indptr))
-    return (across.T @ scaled).toarray()
+    many = across.nnz > _FULL * np.prod(across.shape)
+    return weighted_gram(across.toarray() if many else across, 1.0 / divisor)

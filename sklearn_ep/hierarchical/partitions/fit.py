@@ -9,12 +9,12 @@ from scipy.stats import multivariate_normal
 from ..._engine.gaussian import Moments, Natural, check_precise, moments, natural
 from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
-from ..._engine.partition import Part, PartMap
+from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._exact import GivenScales, as_messages, fit_model
 from .._layout import EffectPlaces, LocalPart
-from .._parts import state_of
+from .._parts import parts_in_memory, state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import affords_lattice, lattice_about, star_at
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
@@ -22,13 +22,11 @@ from .messages import find_mode, is_proper, laplace_messages, propagate, total_o
 from .part import (
     SiteState,
     TiltedSite,
-    arrow_rows,
     conditional_ep,
     half_partition,
     marginal_terms,
     middle_sites,
     node_rule,
-    of_one_factor,
     part_worker,
     tilted_by_nodes,
 )
@@ -37,14 +35,7 @@ from .part import (
 # few nodes of a part made messages that converged on one data set of three.
 _MOST_IN_MESSAGES = 3
 # engines that draw, and the share of effective draws below which they draw again
-_DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
-
-
-def parts_in_memory(plan, sign):
-    """Return the parts of rows in memory with labels in {-1, +1}."""
-    own = of_one_factor(len(sign), plan.designs, plan.codes)
-    arrays = plan.X, sign, plan.weight, *own
-    return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
+_DRAWS = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
 
 
 def fit_in_memory(plan, sign, monitor, previous, save):
@@ -52,8 +43,7 @@ def fit_in_memory(plan, sign, monitor, previous, save):
 
     Other parameters as for `fit_parts`.
     """
-    unordered = plan.settings.schedule == "asynchronous"
-    with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs, unordered) as run:
+    with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs) as run:
         return fit_parts(plan, run, None, monitor, previous, save)
 
 
@@ -93,21 +83,19 @@ class PartAnswers:
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
         tilted: Any = tilted_by_nodes
         options = dict(self.inner, q=self.q)
-        if plan.engine in _DRAWING:
-            tilted, share = _DRAWING[plan.engine]
+        if plan.engine in _DRAWS:
+            tilted, share = _DRAWS[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
             options = dict(q=self.q, settings=draws)
         self.shared = reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return what `find_mode` does, started at the prior mean."""
-        modes, d = [None] * len(self.states), len(self.plan.beta_sd)
+        d = len(self.plan.beta_sd)
 
         def evaluate(phi):
-            messages = [(phi, self.q, own) for own in modes]
-            terms = self.run(part_worker, messages, self.reader, marginal_terms, {})
-            modes[:] = [t.modes for t in terms]
-            return terms
+            messages = [(phi, self.q)] * len(self.states)
+            return self.run(part_worker, messages, self.reader, marginal_terms, {})
 
         phi = np.r_[np.zeros(d), self.plan.theta_prior.mean]
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
@@ -116,7 +104,7 @@ class PartAnswers:
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
         place, n = SiteState(None, *theta), len(self.states)
-        draws = self.plan.engine in _DRAWING
+        draws = self.plan.engine in _DRAWS
         self.states = [DrawState(place, k) if draws else place for k in range(n)]
 
     def tilted(self, cavities):
@@ -125,22 +113,6 @@ class PartAnswers:
         sites = self.run(part_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
-
-    def stream(self, cavity_of):
-        """Yield (k, cavity, tilted site) of the parts, in turn or as they are ready."""
-        used = {}
-
-        def message_of(k):
-            used[k] = cavity_of(k)
-            return used[k], self.states[k]
-
-        answers = self.run.as_completed(part_worker, message_of, *self.shared)
-        if self.plan.settings.schedule == "serial":
-            order, one = range(len(self.states)), self.run.one
-            answers = ((k, one(k, part_worker, message_of(k), *self.shared)) for k in order)
-        for k, site in answers:
-            self.states[k] = site.state
-            yield k, used[k], site
 
     def given_theta(self, theta, cavities, sites):
         """Return what the parts say of beta at theta, under their cavities, from row sites."""
@@ -216,7 +188,7 @@ class PartsGivenTheta:
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
-        order = np.argsort(np.concatenate(self.where), kind="stable")
+        order = np.argsort(np.concatenate([own[0] for own in self.where]), kind="stable")
         named = order[: len(self.places.order)]
         lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
@@ -235,7 +207,7 @@ class GroupedFit:
 
     def __init__(self, plan, answers):
         self.plan, self.answers, self.settings = plan, answers, plan.settings
-        self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWING
+        self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWS
         self.model = PartsGivenTheta(answers.given_theta, plan)
         self.rule = self.settings.theta
         if not plan.n_effects:
@@ -271,8 +243,7 @@ class GroupedFit:
         check_precise(total_of(prior, start).precision)
         answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
-        stream = None if s.schedule == "parallel" else answers.stream
-        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, stream=stream)
+        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping)
         result, counts = propagate(
             answers.tilted, prior, start, monitor=watch, accelerate=not self.draws, **options
         )

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigh
 
 from ..._engine import gaussian
 from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate, reason_to_end
@@ -54,21 +53,16 @@ def is_proper(prior, precision, with_cavities=True):
     return True
 
 
-def step_limit(total, messages, change):
-    """Return the step along `change` at which a cavity or the whole stops being proper.
+def proper_share(prior, start, change, with_cavities=True):
+    """Return the largest of 1, 0.7, 0.49, ... such that site precisions start + share change do.
 
-    total is the product of prior and messages, change (K, P, P) that of the precisions. Infinite
-    where no step leaves the proper set. Exact: -1 over the smallest generalised eigenvalue of what
-    each cavity is changed by. O(K P^3).
+    They leave the whole, and every cavity, proper; start and change are (K, P, P). A share small
+    enough exists where the start is proper, as sites that say nothing are.
     """
-    whole, limit = change.sum(0), np.inf
-    own = zip(change, messages.precision, strict=True)
-    cavities = [(whole - delta, total.precision - site) for delta, site in own]
-    for by, of in [(whole, total.precision), *cavities]:
-        lowest = eigh(by, of, eigvals_only=True, subset_by_index=[0, 0])[0]
-        if lowest < 0:
-            limit = min(limit, -1.0 / lowest)
-    return limit
+    share = 1.0
+    while not is_proper(prior, start + share * change, with_cavities):
+        share *= 0.7
+    return share
 
 
 def _residual(total, change):
@@ -110,15 +104,18 @@ def _new_message(cavity, site):
     return 0.5 * (precision + precision.T), shift
 
 
+_MARGIN = 0.9  # share of the way to the border of the proper set that a step may go
+
+
 class Sweeps:
     """The iteration of `propagate`; counts what it skipped, cut, and cut short in a row.
 
     Of its monitor it is one itself, which asks to stop at the border of the proper set.
     """
 
-    def __init__(self, tilted, prior, stream, damping, monitor):
+    def __init__(self, tilted, prior, monitor):
         self.begin, self.monitor = monitor.begin, monitor
-        self.tilted, self.prior, self.stream, self.damping = tilted, prior, stream, damping
+        self.tilted, self.prior = tilted, prior
         self.n_skipped = self.n_cut = self.n_short = 0
 
     def evaluate(self, x):
@@ -126,12 +123,9 @@ class Sweeps:
         messages, prior = unpack(x), self.prior
         total = total_of(prior, messages)
         gaussian.checked_cholesky(total.precision)
-        if self.stream is None:
-            cavities = cavities_of(total, messages)
-            sites = self.tilted(cavities)
-            updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
-        else:
-            sites, updates = _as_they_come(self.stream, prior, messages, self.damping)
+        cavities = cavities_of(total, messages)
+        sites = self.tilted(cavities)
+        updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
         target = x.copy()
         for k, update in enumerate(updates):
             if update is not None:
@@ -150,15 +144,11 @@ class Sweeps:
 
     def repair(self, proposal, x, target):
         """Return the proposal, or where the way to it has to end for the cavities to be proper."""
-        messages, change = unpack(x), unpack(proposal - x)
-        if is_proper(self.prior, messages.precision + change.precision / 0.9):
-            self.n_short = 0
-            return proposal
-        self.n_cut += 1
-        limit = step_limit(total_of(self.prior, messages), messages, change.precision)
-        step = min(1.0, 0.9 * limit)
+        change = unpack(proposal - x).precision
+        step = proper_share(self.prior, unpack(x).precision, change / _MARGIN)
+        self.n_cut += step < 1.0
         self.n_short = self.n_short + 1 if step < 0.1 else 0
-        return x + step * (proposal - x)
+        return proposal if step == 1.0 else x + step * (proposal - x)
 
     def end(self, record, payload):
         """Pass it on, and ask to stop after three short steps in a row."""
@@ -173,7 +163,6 @@ def propagate(
     max_iter,
     tol,
     damping=1.0,
-    stream=None,
     accelerate=True,
     monitor=SILENT,
 ):
@@ -184,22 +173,18 @@ def propagate(
     `iterate`, and the residual is the change of posterior means and log sds by an undamped sweep,
     in posterior sd.
 
-    `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
-    what `cavity_of(k)` said when the work on k began. If given, each answer is used as it comes,
-    and partitions begun later see it.
-
     Returns the `Result`, with messages for payload and the history of all sweeps, and how many
     messages were left as they were and steps cut.
     """
     trace = Trace(monitor)
-    sweeps = Sweeps(tilted, prior, stream, damping, trace)
+    sweeps = Sweeps(tilted, prior, trace)
     result = iterate(
         sweeps.evaluate,
         pack(start),
         max_iter=max_iter,
         tol=tol,
         damping=damping,
-        acceleration=Anderson(2, damping) if accelerate and stream is None else None,
+        acceleration=Anderson(2, damping) if accelerate else None,
         give_up_after=max_iter,
         repair=sweeps.repair,
         monitor=sweeps,
@@ -209,38 +194,6 @@ def propagate(
     if at_border:
         result = replace(result, reason="max_iter" if spent else "stuck")
     return result, (sweeps.n_skipped, sweeps.n_cut)
-
-
-def _as_they_come(stream, prior, messages, damping):
-    """Use each answer as it comes; return tilted sites and undamped messages, in part order.
-
-    A step is bounded like that of a sweep: no cavity may become improper on the way. Work under way
-    on a part has its own cavity, so its message does not depend on what arrived in between.
-    """
-    now = messages
-
-    def cavity_of(k):
-        return gaussian.over(total_of(prior, now), gaussian.Natural(now.precision[k], now.shift[k]))
-
-    answers: dict[int, Any] = {}
-    for k, cavity, site in stream(cavity_of):
-        update = _new_message(cavity, site)
-        answers[k] = site, update
-        if update is not None:
-            now = _after_one(prior, now, k, update, damping)
-    order = range(len(messages.shift))
-    return [answers[k][0] for k in order], [answers[k][1] for k in order]
-
-
-def _after_one(prior, messages, k, update, step):
-    """Return the messages after a step of site k towards its update, no longer than is proper."""
-    target = gaussian.Natural(messages.precision.copy(), messages.shift.copy())
-    target.precision[k], target.shift[k] = update
-    change = target.precision - messages.precision
-    if not is_proper(prior, messages.precision + step / 0.9 * change):
-        step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
-    pairs = zip(messages, target, strict=True)
-    return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))
 
 
 class Ascent(NamedTuple):
@@ -324,17 +277,6 @@ def _site_precisions(terms):
     return np.stack([-0.5 * (t.hessian + t.hessian.T) for t in terms])
 
 
-def _proper_share(prior, precision, with_cavities):
-    """Return the largest of 1, 0.7, 0.49, ... by which the sites have to be weakened to be proper.
-
-    A share small enough always exists, because the prior is proper.
-    """
-    share = 1.0
-    while not is_proper(prior, share * precision, with_cavities):
-        share *= 0.7
-    return share
-
-
 def _laplace_evidence(value, terms, prior):
     """Return log of the Laplace integral of the posterior; the prior is normalised here.
 
@@ -342,7 +284,7 @@ def _laplace_evidence(value, terms, prior):
     `laplace_messages`.
     """
     precision = _site_precisions(terms)
-    share = _proper_share(prior, precision, with_cavities=False)
+    share = proper_share(prior, 0.0 * precision, precision, with_cavities=False)
     lower = gaussian.checked_cholesky(prior.precision + share * precision.sum(0))
     return float(value - np.sum(np.log(np.diagonal(lower))) - gaussian.log_partition(prior))
 
@@ -356,5 +298,5 @@ def laplace_messages(mode, prior, *, with_cavities=True):
     """
     precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
-    share = _proper_share(prior, precision, with_cavities)
+    share = proper_share(prior, 0.0 * precision, precision, with_cavities)
     return gaussian.Natural(share * precision, share * shift)

@@ -22,15 +22,13 @@ from scipy.special import expit, log_expit, logsumexp
 from ..._engine import gaussian
 from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular_inverse
 from ..._engine.likelihoods import Logit
-from ..._engine.partition import load_part
 from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from .. import _scales
 from .._layout import LocalPart, group_factors, row_mismatch
+from .._parts import read_rows
 from .._posterior import between
-
-_BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 
 
 class ArrowRows(NamedTuple):
@@ -62,10 +60,10 @@ def of_one_factor(n, designs, codes):
 
 
 def arrow_rows(X, sign, weight, local, group):
-    """Return (rows sorted by group, order), where group (n,) numbers the groups from 0."""
+    """Return the `ArrowRows` of rows whose groups are numbered from 0 by group (n,)."""
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
-    return ArrowRows(X[order], sign[order], weight[order], local[order], starts), order
+    return ArrowRows(X[order], sign[order], weight[order], local[order], starts)
 
 
 class ConditionalPosterior(NamedTuple):
@@ -82,24 +80,6 @@ class ConditionalPosterior(NamedTuple):
     local: LocalPart
     sites: Sites
     log_z: np.ndarray
-
-
-def _blocks(n_nodes, n_rows, width):
-    """Yield (nodes, rows) slices whose temporaries stay in the cache."""
-    row_step = max(1, min(n_rows, _BLOCK // width))
-    node_step = max(1, _BLOCK // (row_step * width))
-    for a in range(0, n_nodes, node_step):
-        for b in range(0, n_rows, row_step):
-            yield slice(a, min(a + node_step, n_nodes)), slice(b, min(b + row_step, n_rows))
-
-
-def weighted_gram(X, weight):
-    """Return sum_i weight_mi x_i x_i' for each node, (M, D, D)."""
-    out = np.zeros((len(weight), X.shape[1], X.shape[1]))
-    for nodes, rows in _blocks(weight.shape[0], weight.shape[1], X.shape[1]):
-        scaled = np.sqrt(weight[nodes, rows])[..., None] * X[rows]
-        out[nodes] += scaled.swapaxes(1, 2) @ scaled
-    return out
 
 
 def segment_products(rows, coefficient):
@@ -128,14 +108,11 @@ def _eliminate(rows, design, precision, shift):
 
 def _row_quadratic(rows, design, group, gain, root):
     """Return |R (x_i - gain' c_i)|^2 for each node and row, (M, n)."""
-    m, n, q = design.shape
-    out = np.empty((m, n))
-    for nodes, some in _blocks(m, n, rows.X.shape[1]):
-        reduced = rows.X[some]
-        for a in range(q):
-            reduced = reduced - design[nodes, some, a, None] * gain[nodes, :, a][:, group[some]]
-        turned = reduced @ root[nodes].swapaxes(1, 2)
-        out[nodes, some] = np.einsum("mnd,mnd->mn", turned, turned)
+    out = np.empty(design.shape[:2])
+    for m, (c, lines, turn) in enumerate(zip(design, gain, root, strict=True)):
+        reduced = rows.X - np.einsum("nq,nqd->nd", c, lines[group])
+        turned = reduced @ turn.T
+        out[m] = np.einsum("nd,nd->n", turned, turned)
     return out
 
 
@@ -162,7 +139,8 @@ def _marginals(rows, design, group, sites, precision, shift):
     lower, cross, pulled = _eliminate(rows, design, tau, nu)
     (m, j, q, d), k = cross.shape, np.arange(design.shape[2])
     half = cross.reshape(m, j * q, d)
-    total = precision + weighted_gram(rows.X, tau) - half.swapaxes(1, 2) @ half
+    grams = np.stack([gaussian.weighted_gram(rows.X, own) for own in tau])
+    total = precision + grams - half.swapaxes(1, 2) @ half
     pull = shift + nu @ rows.X - np.einsum("mkd,mk->md", half, pulled.reshape(m, j * q))
     log_mass = 0.5 * np.sum(pulled**2, (1, 2)) - np.sum(np.log(lower[..., k, k]), (1, 2))
     offset = backward(lower, pulled[..., None])[..., 0]
@@ -211,18 +189,15 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
     return posterior._replace(sites=sites, log_z=log_z)
 
 
-def read_rows(part, reader):
-    """Return the rows of a partition, prepared by the driver or raw."""
-    arrays = load_part(part)
-    if reader is None:
-        return ArrowRows(*arrays)
-    X, sign, weight, designs, codes = reader(arrays)
-    return arrow_rows(X, sign, weight, *of_one_factor(len(X), designs, codes))[0]
+def rows_of(part, reader=None):
+    """Return the `ArrowRows` of a part, prepared by the driver or raw."""
+    X, sign, weight, designs, codes = read_rows(part, reader)
+    return arrow_rows(X, sign, weight, *of_one_factor(len(X), designs, codes))
 
 
 def part_worker(part, message, reader, function, options):
     """Return function(rows, *message, **options) of a partition."""
-    return function(read_rows(part, reader), *message, **options)
+    return function(rows_of(part, reader), *message, **options)
 
 
 # sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
@@ -348,12 +323,11 @@ def middle_sites(sites, m):
 
 
 class SiteTerms(NamedTuple):
-    """Marginal log likelihood of a partition with gradient (P,), Hessian (P, P), effect modes."""
+    """Marginal log likelihood of a partition with gradient (P,) and Hessian (P, P)."""
 
     value: float
     gradient: np.ndarray
     hessian: np.ndarray
-    modes: np.ndarray
 
 
 def effect_rule(q):
@@ -397,17 +371,16 @@ def _louis(score, share):
     return mean.sum(0), spread.T @ spread
 
 
-def marginal_terms(rows, phi, q, modes=None):
+def marginal_terms(rows, phi, q):
     """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
-    Adaptive Gauss-Hermite quadrature about the modes of the effects, whose search starts at modes
-    (J, q), None for zero; gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and
-    a product with X for each of the 9 nodes (5^2 for q = 2).
+    Adaptive Gauss-Hermite quadrature about the modes of the effects; gradient and Hessian by Louis'
+    identity over the same nodes. O(n D^2) and a product with X for each of the 9 nodes (5^2 for q =
+    2).
     """
     d = rows.X.shape[1]
     offset, design = rows.X @ phi[:d], rows.local @ _scales.factor(phi[d:], q)
-    start = np.zeros((len(rows.starts), q)) if modes is None else modes
-    modes, lower = effect_modes(rows, offset, design, start)
+    modes, lower = effect_modes(rows, offset, design, np.zeros((len(rows.starts), q)))
     x, log_weight = effect_rule(q)
     u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
     z = offset + np.einsum("nq,knq->kn", design, u[:, group])
@@ -430,4 +403,4 @@ def marginal_terms(rows, phi, q, modes=None):
     hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
     bent = d + _scales.diagonal_positions(q)
     hessian[bent, bent] += gradient[bent]
-    return SiteTerms(float(total.sum()), gradient, hessian, modes)
+    return SiteTerms(float(total.sum()), gradient, hessian)

@@ -13,9 +13,10 @@ from scipy.special import logsumexp
 
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments
+from .._parts import parts_in_memory, parts_of_members
 from .draws import draws_of, marginal_log_likelihood, normalised
-from .fit import fit_in_memory, parts_in_memory
-from .part import ArrowRows, arrow_rows, of_one_factor
+from .fit import fit_in_memory
+from .part import arrow_rows, of_one_factor, rows_of
 
 SITE_NAMES = "site_precision_", "site_shift_", "phi_mean_", "phi_cov_"
 
@@ -75,7 +76,7 @@ def trust_in_parts(est, rows, n_draws, rng):
     if len(own) != len(sign):
         return ()  # other rows than those of the fit
     members = (own == k for k in range(len(est.site_shift_)))
-    parts = [arrow_rows(*(a[mine] for a in arrays))[0] for mine in members]
+    parts = [arrow_rows(*(a[mine] for a in arrays)) for mine in members]
     return trust_of(parts, {name: getattr(est, name) for name in SITE_NAMES}, n_draws, rng)
 
 
@@ -139,7 +140,7 @@ def fit_adaptively(plan, sign, monitor, previous, save):
     rng = np.random.default_rng(plan.settings.seed)
     while True:
         fit = fit_in_memory(plan, sign, monitor, previous, save)
-        parts = [ArrowRows(*part.arrays) for part in parts_in_memory(plan, sign)]
+        parts = [rows_of(part) for part in parts_in_memory(plan, sign)]
         joined = merged_numbers(trust_of(parts, fit.attributes["sites"], _DRAWS, rng))
         if fit.reason == "asked" or len(set(joined)) == len(joined):
             return fit._replace(attributes=fit.attributes | dict(parts=plan.parts))
@@ -162,11 +163,8 @@ def merged_numbers(trusts):
 def merged(plan, sites, joined):
     """Return the plan with parts of new numbers, and the state of messages to go on from."""
     both = [np.flatnonzero(joined == k) for k in range(joined.max() + 1)]
-    members, where = (
-        [np.sort(np.concatenate([arrays[j] for j in own])) for own in both]
-        for arrays in (plan.parts.members, plan.parts.where)
-    )
+    members = [np.sort(np.concatenate([plan.parts.members[j] for j in own])) for own in both]
     precision, shift = ([sites[name][own].sum(0) for own in both] for name in SITE_NAMES[:2])
-    parts = plan.parts._replace(site=joined[plan.parts.site], members=members, where=where)
+    parts = parts_of_members(members, plan.codes, joined[plan.parts.site])
     state = dict(site_precision=np.array(precision), site_shift=np.array(shift))
     return plan._replace(parts=parts), state
