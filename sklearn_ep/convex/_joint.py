@@ -35,6 +35,7 @@ from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration, takes_joint
+from ._posterior import PredictorCovariances
 from ._problem import Problem, evidence_probes, rows_and_prior, single_node
 from ._systems import with_ones
 
@@ -65,7 +66,7 @@ class ClassSpread:
         return draws.reshape(n_samples, K, q).transpose(1, 0, 2)
 
 
-class JointWeightPosterior:
+class JointWeightPosterior(PredictorCovariances):
     """Posterior of the weights (K, q) of the linear predictors of all classes.
 
     `spread` is a `ClassSpread`, or offers the same without an array. What the posterior says of
@@ -101,17 +102,9 @@ class JointWeightPosterior:
         """Return central intervals (K, q, 2) of the weights."""
         return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
-    def covariance(self, X1, X2, c, j):
-        """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
-        if X1.shape[0] < X2.shape[0]:  # sampled ones solve a system for each row of the second
-            return self.covariance(X2, X1, j, c).T
-        return self.covariance_with(X2, c, j)(X1)
-
-    def covariance_with(self, X2, c, j):
-        """Return the map from rows X1 to `covariance(X1, X2, c, j)`; q n2 numbers are kept."""
-        weights = self.spread.weights_with(with_ones(X2, self.intercept), c, j)
-        weights *= self.slope**2 * self.temper
-        return lambda X1: np.asarray(with_ones(X1, self.intercept) @ weights)
+    def weight_covariance(self, B, c, j):
+        """Return the covariance (q, n_new) of the weights of class c with class j at rows B."""
+        return self.slope**2 * self.temper * self.spread.weights_with(B, c, j)
 
     def joined(self, X, y):
         """Return a new posterior with rows included one after another, and log p of their labels.

@@ -122,7 +122,7 @@ def fit_exact(problem, sign, monitor, k):
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
     if averaged is None:
         last, scale = Last(step.mean, result.x), at.prior.spread(step.scale)
-        average, nodes = single_node(at.prior, step.scale, log_evidence), [at.node_fit(step)]
+        average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
         last = Last(step.mean, result.x, last.phi)
         average = averaged.at_mode(last.phi, result)
@@ -130,11 +130,18 @@ def fit_exact(problem, sign, monitor, k):
             about = averaged.about(last.phi, step)
             told = dict(n_jobs=problem.n_jobs, monitor=monitor)
             average = averaged.weighed(integrate(averaged, average.nodes[0], **about, **told))
-        nodes = [node.payload for node in average.nodes]
+        steps = [node.payload for node in average.nodes]
         scale, average = averaged.mean_scale(average, problem.prior), _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
+    weight, of_rows = average.weight, rows.weight
+    left = [each.left_out(of_rows) for each in steps]
+    left_out = calibrated(sign, of_rows, weight, left, problem.calibration)
+    moments = np.array([each.inner.s for each in steps]), np.array([each.var for each in steps])
     attributes = dict(
-        **_of_rows(problem, sign, nodes, average.weight),
+        site_precision=steps[int(np.argmax(weight))].inner.site.precision,
+        marginal_variance=mixture_moments(weight, *moments)[1],
+        dof=float(weight @ np.array([each.dof for each in steps])),
+        left_out=left_out,
         scale=scale,
         n_mvm=loop.design.n_products,
         n_newton=loop.n_newton,
@@ -143,22 +150,9 @@ def fit_exact(problem, sign, monitor, k):
         last=last,
         average=average,
     )
-    left_out, posteriors = attributes["left_out"], [fit.posterior for fit in nodes]
-    posterior = mixed_weights(posteriors, average.weight, left_out.slope, left_out.temper)
+    posteriors = [problem.posterior(each) for each in steps]
+    posterior = mixed_weights(posteriors, weight, left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
-
-
-def _of_rows(problem, sign, fits, weight):
-    """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
-    left = [f.cavities for f in fits]
-    means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
-    of_rows = sign, problem.rows.weight, weight, left, problem.calibration
-    return dict(
-        site_precision=fits[int(np.argmax(weight))].precision,
-        marginal_variance=mixture_moments(weight, means, variances)[1],
-        dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(*of_rows),
-    )
 
 
 def fit_sampled(problem, sign, monitor, k):

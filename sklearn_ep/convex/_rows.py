@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
-from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
+from ._calibration import LeftOut, ScoreSums, cavities, most_likely, one_node
 from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
@@ -449,7 +449,7 @@ class PartedRows:
             self.n_visits += 1
             return add_up(answers)
 
-        slope, temper = np.exp(best_of_sums(self.n_rows, sums))
+        slope, temper = np.exp(most_likely(sums))
         return LeftOut(float(slope), float(temper))
 
 

@@ -489,15 +489,6 @@ class IterativeSystem(SolvedByProducts, PerturbedDraws):
         product = self.weight[:, None] * self.design.dot(V)
         return self.prior_precision[:, None] * V + self.design.tdot(product)
 
-    def covariance(self, B1, B2):
-        """Return B1 A^-1 B2' by one solve a row of B2."""
-        out = np.empty((B1.shape[0], B2.shape[0]))
-        for rows in row_blocks(B2.shape[0], sum(self.design.shape)):
-            block = B2[rows].T
-            right = block.toarray() if sp.issparse(block) else np.ascontiguousarray(block)
-            out[:, rows] = B1 @ self.solve(right)
-        return out
-
 
 class ScaledJacobi(DiagonalCovariance):
     """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
@@ -530,10 +521,6 @@ class ScaledJacobi(DiagonalCovariance):
     def solve(self, right):
         """Return the product of the covariance with a vector or columns."""
         return super().solve(right) + self.shared.T @ (self.shared @ right)
-
-    def covariance(self, B1, B2):
-        """Return the covariance of two sets of rows."""
-        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
 
     def draw(self, n_samples, rng):
         """Return draws (n_samples, n) of the coefficients about their mean."""
