@@ -195,7 +195,11 @@ def calibrated_classes(factor, y, weight, left, how):
     `factor` is that of all classes, `left` the `Cavities` (K, n); `how` as in `calibrated`.
     """
     proper = np.all(np.isfinite(left.var), axis=0)
-    mean, var, own = left.mean.T[proper], left.var.T[proper], weight[proper]
+    mean, var = left.mean.T[proper], left.var.T[proper]
+
+    def sums(theta):
+        log_z, slopes = each(theta)
+        return ScoreSums.over(log_z, slopes, weight[proper])
 
     def each(theta):
         slope = np.exp(theta[0])
@@ -206,9 +210,7 @@ def calibrated_classes(factor, y, weight, left, how):
 
     theta = np.zeros(2)
     if how == "loo":
-        theta = most_likely(
-            lambda theta: ScoreSums.over(*each(theta), own), close=_BY.close_classes
-        )
+        theta = most_likely(sums, close=_BY.close_classes)
     log_proba = np.full(len(y), np.nan)
     log_proba[proper] = each(theta)[0]
     slope, temper = np.exp(theta)
@@ -226,13 +228,23 @@ def most_likely(sums, start=(0.0, 0.0), close=_BY.close):
         gradient = at.slope - precision * theta
         return Node(theta, at.log_proba, -loss, gradient, 0.0, at.square + np.diag(precision))
 
-    first = node(np.array(start))
+    return highest(node, np.array(start), _ANYWHERE, gain=close, patience=50, longest=1.0).phi
 
-    def looked(theta, near):
-        return first if near is None else node(theta)
 
-    limits = dict(gain=close, max_iter=50, patience=50, longest=1.0)
-    return ascend(looked, first.phi, _ANYWHERE, first.payload, **limits).node.phi
+def highest(node_at, x, bounds, **limits):
+    """Return the `Node` of highest density that `ascend` finds from x, or None if x has none.
+
+    `node_at(x)` is the `Node` at x, whose payload is about the curvature there.
+    """
+    first = node_at(x)
+    if first is None:
+        return None
+
+    def evaluate(x, near):
+        return first if near is None else node_at(x)
+
+    top: Any = ascend(evaluate, x, bounds, first.payload, max_iter=50, **limits)
+    return top.node
 
 
 def noise_temper(gap, var, noise, weight):

@@ -463,7 +463,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 problem = (joint_problem if joint else make_problem)(self, training)
                 fit_one = fit_exact if problem.variance == "exact" else fit_sampled
                 fit_one = fit_joint if joint else fit_one
-                data = training.y, problem.max_iter, (X, y), joint
+                data = training.y, problem.limits.max_iter, (X, y), joint
                 fits = fit_problems(self, problem, fit_one, *data)
                 _store_fit(self, problem, fits, training.kept)
         self._fitted_single = is_single(X)
@@ -481,7 +481,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 return {"_posteriors": [problem.posterior(payload)]}
 
             n_problems = len(problem.lasts)
-            most = problem.max_iter if n_problems == 1 else n_problems
+            most = problem.limits.max_iter if n_problems == 1 else n_problems
             monitor = FitMonitor(self, X, y, most, so_far)
             fit_one = functools.partial(fit_parted, problem)
             fits = fit_each_problem(fit_one, n_problems, monitor)

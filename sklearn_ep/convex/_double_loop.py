@@ -359,8 +359,7 @@ class ExactFit:
 
     def at_mode(self, phi, result):
         """Return the `Average` of the one node at a result of the double loop."""
-        mode = self.node(phi, result)
-        return Average([mode], np.ones(1), mode.objective)
+        return Average.alone(self.node(phi, result))
 
     def about(self, phi, step):
         """Return how nodes are laid about the log scale phi of a step."""

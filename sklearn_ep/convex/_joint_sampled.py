@@ -305,14 +305,13 @@ class SampledJoint:
             self.scale = scale
             self.result = self.sites(_TOL.first_sites)
 
-    def near(self, scale, rough):
+    def near(self, scale):
         """Go to a scale, near enough to its fixed point to compare.
 
         Returns the `_Spread`, the prior precisions and the coefficients (q, K) there.
         """
-        again = self.draws is not None and rough
         self.move_to(scale)
-        for _ in range(1 if again else 2):
+        for _ in range(2):
             spread, _ = self.advance()
         return spread, self.problem.prior.precision(scale), self.coef.reshape(-1, self.K)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, integrate, mixture_moments
@@ -27,7 +28,7 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, RowSpec, SampledRows, WholePosterior, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, WholePosterior, surely_positive
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -54,9 +55,9 @@ class RowsInMemory:
         return LogisticSites(sign, self.weight, self.bound)
 
     def one_part(self, sign):
-        """Return the `SampledRows`, and the same as `PartedRows`."""
+        """Return the `PartRows`, and the same as `PartedRows`."""
         B, single = self.design.B, is_large(self.design.B.size)
-        rows = SampledRows(B, self.sites(sign), 0, self.seed, single)
+        rows = PartRows(B, self.sites(sign), 0, self.seed, single)
         spec = RowSpec(None, None, self.design.intercept, self.bound, single=single)
 
         def run(worker, numbers, *message):
@@ -86,14 +87,21 @@ class Problem:
     n_rows: int
     lasts: Any
     shape: tuple
+    n_jobs: int | None
     noise: Any = None
     evidence_probes: Any = None
-    n_jobs: int | None = None
 
-    @property
-    def max_iter(self):
-        """Bound of the iterations of one binary problem."""
-        return self.limits.max_iter
+    @classmethod
+    def of(cls, estimator, rows, prior, how, n_rows, shape, n_problems=1):
+        """Return that of an estimator; `how` are variance, solver and limits."""
+        lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
+        if not estimator.warm_start or shape != last_shape:
+            lasts = [None] * n_problems
+        n_jobs = estimator.n_jobs if n_problems == 1 else None
+        variance, solver, limits = how
+        calibration, intercept = estimator.calibration, bool(estimator.fit_intercept)
+        given = rows, prior, variance, solver, limits, calibration, intercept
+        return cls(*given, n_rows, lasts, shape, n_jobs)
 
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
@@ -212,7 +220,7 @@ def fit_parted(problem, monitor, k):
 def _sampled_parts(problem, rows, monitor, last):
     """Fit with sampled variances; the last answer is how rows are left out."""
     loop, *fit = _sampled(problem, rows, monitor, last)
-    return *fit, (SampledRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
+    return *fit, (PartRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
 
 
 def _natural_parts(problem, rows, monitor, last):
@@ -225,7 +233,7 @@ def _natural_parts(problem, rows, monitor, last):
     log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
     counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
     attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
-    how = SampledRows.left_out, WholePosterior(step.mean, step.system.half)
+    how = PartRows.left_out, WholePosterior(step.mean, step.system.half)
     return result, log_evidence, attributes, how
 
 
@@ -330,31 +338,14 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     `how` are variance, solver and limits; `state` is what the shape of its state depends on besides
     them.
     """
-    (variance, solver, limits), n = how, len(prior.variance)
+    variance, n = how[0], len(prior.variance)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
     shape = (*state, n, n_problems, variance, prior_mode(estimator))
-    lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
-    if not estimator.warm_start or shape != last_shape:
-        lasts = [None] * n_problems
-    noise = probes = None
+    problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
     if variance != "exact":
-        noise = rademacher(n, estimator.n_variance_samples, rng)
-        probes = evidence_probes(estimator, n, rng)
-    return Problem(
-        rows=rows,
-        prior=prior,
-        variance=variance,
-        solver=solver,
-        limits=limits,
-        calibration=estimator.calibration,
-        intercept=bool(estimator.fit_intercept),
-        n_rows=n_rows,
-        lasts=lasts,
-        shape=shape,
-        noise=noise,
-        evidence_probes=probes,
-        n_jobs=estimator.n_jobs if n_problems == 1 else None,
-    )
+        problem.noise = rademacher(n, estimator.n_variance_samples, rng)
+        problem.evidence_probes = evidence_probes(estimator, n, rng)
+    return problem
 
 
 def make_parted(estimator, run, from_user):
@@ -415,12 +406,8 @@ def _is_averaged(estimator, variance, prior):
 
 def weighted_variances(X, weight):
     """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
-    mean = np.asarray(X.T @ weight).ravel() / total
-    if sp.issparse(X):
-        squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
-        return surely_positive(squares - mean**2, squares)
-    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
+    columns = StandardScaler(with_mean=False).fit(X, sample_weight=weight)
+    return surely_positive(columns.var_, columns.mean_**2)
 
 
 def class_weights(estimator, training):
@@ -529,14 +516,5 @@ def _kept(average, prior):
 
 def single_node(prior, scale, log_evidence):
     """Return the `Average` of the one node of a fit whose scale is given or at its mode."""
-    average = given_node(log_evidence)
-    if not prior.learn:
-        return average
-    phi = np.atleast_1d(prior.in_units(np.log(prior.spread(scale))))
-    return average._replace(nodes=[average.nodes[0]._replace(phi=phi)])
-
-
-def given_node(log_evidence=np.nan):
-    """Return the `Average` of the one node, without a coordinate, of a prior that is given."""
-    node = Node(np.empty(0), log_evidence, 0.0, np.empty(0), 0.0, None)
-    return Average([node], np.ones(1), log_evidence)
+    phi = np.atleast_1d(prior.in_units(np.log(prior.spread(scale)))) if prior.learn else np.empty(0)
+    return Average.alone(Node(phi, log_evidence, 0.0, np.empty(0), 0.0, None))

@@ -178,11 +178,27 @@ def row_signs(first, n_rows, columns, seed):
     return np.where(bits >> np.uint64(63), 1.0, -1.0)
 
 
-class PartRows:
-    """Rows of a partition: B with ones for an intercept, and their logistic sites."""
+def _marginals(B, posterior):
+    s, z = B @ posterior.mean, np.zeros(B.shape[0])
+    if posterior.root is not None:
+        half = B @ posterior.root.T
+        z = np.einsum("ij,ij->i", half, half)
+    return s, z
 
-    def __init__(self, B, sites):
+
+class PartRows:
+    """Rows of a part: B with ones for an intercept, and their logistic sites.
+
+    With sampled variances they have a state that follows from the messages, kept between visits.
+    `first` is the number of the first row among all and `seed` that of the signs which belong to
+    rows; with `single` products with many columns are in single precision.
+    """
+
+    def __init__(self, B, sites, first, seed, single):
         self.B, self.sites = B, sites
+        self.first, self.seed, self.single = first, seed, single
+        self.n_anchors, self.z = 0, None
+        self._memo: dict[str, Any] = {}
 
     def sums(self, posterior):
         """Return the `SiteSums` of the rows at a `WholePosterior`, in blocks of rows."""
@@ -208,28 +224,6 @@ class PartRows:
         f = self.sites.penalty(s, z)
         left = cavities(s, z, f.slope, f.precision, self.sites.weight)
         return one_node(self.sites.sign, self.sites.weight, left)[0]
-
-
-def _marginals(B, posterior):
-    s, z = B @ posterior.mean, np.zeros(B.shape[0])
-    if posterior.root is not None:
-        half = B @ posterior.root.T
-        z = np.einsum("ij,ij->i", half, half)
-    return s, z
-
-
-class SampledRows(PartRows):
-    """Rows of a part with the state that follows from the messages, kept between visits.
-
-    `first` is the number of the first row among all and `seed` that of the signs which belong to
-    rows; with `single` products with many columns are in single precision.
-    """
-
-    def __init__(self, B, sites, first, seed, single):
-        super().__init__(B, sites)
-        self.first, self.seed, self.single = first, seed, single
-        self.n_anchors, self.z = 0, None
-        self._memo: dict[str, Any] = {}
 
     @cached_property
     def fast(self):
@@ -334,17 +328,17 @@ class SampledRows(PartRows):
 
 
 def _read(part, k, spec):
-    """Return the `SampledRows` of partition k."""
+    """Return the `PartRows` of partition k."""
     X, y, weight = read_part(part, k, classifier=True)
     index = np.searchsorted(spec.classes, y)
     sign = np.where(index == spec.positive, 1.0, -1.0)
     sites = LogisticSites(sign, weight * spec.class_weight[index], spec.bound)
-    return SampledRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
+    return PartRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
 
 
 def _rows_of(part, k, spec):
     """Return the same, from memory if this process has kept them; those in memory as they are."""
-    if isinstance(part, SampledRows):
+    if isinstance(part, PartRows):
         return part
     rows = MEMORY.find(spec.token, k)
     if rows is None:
@@ -356,7 +350,7 @@ def _rows_of(part, k, spec):
 
 
 def _answered(part, k, spec, what, *message):
-    """Return what a function of `SampledRows` says of the rows of partition k."""
+    """Return what a function of `PartRows` says of the rows of partition k."""
     return what(_rows_of(part, k, spec), *message)
 
 
@@ -430,14 +424,14 @@ class PartedRows:
         return add_up(self.run(_column_sums, range(self.n_parts), self.spec))
 
     def visit(self, what, *message):
-        """Return what a function of `SampledRows` says of all parts, added up."""
+        """Return what a function of `PartRows` says of all parts, added up."""
         self.n_visits += 1
         return add_up(self.run(_answered, range(self.n_parts), self.spec, what, *message))
 
     def left_out(self, form, *state):
         """Return the `LeftOut` of the rows.
 
-        `form` gives the `RowsLeftOut` of `SampledRows`, `state` is the posterior it takes.
+        `form` gives the `RowsLeftOut` of `PartRows`, `state` is the posterior it takes.
         """
         begun = self.n_visits
 
