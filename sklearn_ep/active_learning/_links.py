@@ -142,15 +142,10 @@ class LinkMixture:
 
         Of single precision to 5e-7, at a sixth of the cost.
         """
-        var = var if self.temper == 1.0 else self.temper * var
         total: Any = 0.0
         cdf = quick_ndtr if mean.dtype == np.float32 else ndtr
         for weight, centre, square in self.terms:
-            z = mean - centre if centre else mean
-            term = cdf(z / np.sqrt(square + var))
-            total = total + (term if weight == 1.0 else weight * term)
-        if (self.low, self.high) == (0.0, 1.0):
-            return total
+            total = total + weight * cdf((mean - centre) / np.sqrt(square + self.temper * var))
         return self.low + (self.high - self.low) * total
 
 
