@@ -57,8 +57,8 @@ _ROUNDING = 1e-12
 def design_rows(X, labelled, candidates, n_rows):
     """Return the candidates (n_rows,) that stand for the pool best, and what each adds.
 
-    They are about its medoids, as the first phase of a search for these finds them [1]_: each lowers
-    most the mean distance of a row of the pool to the nearest row that is labelled or chosen. On
+    They are about its medoids, as the first phase of a search finds these [1]_: each lowers most
+    the mean distance of a row of the pool to the nearest row that is labelled or chosen. On
     fifteen pools exchanges lower it by another .1 %. No label enters. Columns of larger scale count
     for more: standardise them first. O(MOST_ROWS^2) memory, the same rows for sparse and dense X.
 
