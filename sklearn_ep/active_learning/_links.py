@@ -211,8 +211,7 @@ class ClassResponse:
     def __init__(self, clean, observed, slope=1.0, temper=1.0):
         self.slope, self.temper = (np.broadcast_to(a, len(clean)) for a in (slope, temper))
         self.links, self.observed = [_link_of(f) for f in clean], observed
-        same = all(a is b for a, b in zip(clean, observed, strict=True))
-        self._observed_links = self.links if same else [_link_of(f) for f in observed]
+        self._observed_links = [_link_of(f) for f in observed]
 
     @cached_property
     def mixtures(self):
@@ -227,11 +226,6 @@ class ClassResponse:
 
     def _predictors(self, mean, var):
         return self.slope * mean, self.spread * var
-
-    @property
-    def predicts_labels(self):
-        """Whether predictions are of the labels that are received."""
-        return self._observed_links is self.links
 
     def of_links(self, name, mean, var):
         """Return what the links of predictions say at latent moments (n, K), column by column."""

@@ -54,8 +54,7 @@ def look_ahead(posterior, name, rows=None):
         ]
         out[block] = measure(_Outcomes(moved, proba[block]))
     if name == "epig_entropy":
-        own = proba if response.predicts_labels else posterior.proba(rows)
-        out *= -_p_log_p(own).sum(axis=1)
+        out *= entr(posterior.proba(rows)).sum(axis=1)
     return out
 
 
@@ -70,19 +69,12 @@ def _moved(posterior, cross, gradient, curvature):
     numbers = (*moments, cross, gradient, curvature)
     if len(cross) > 1:
         numbers = tuple(a.astype(_OF_MANY_CLASSES) for a in numbers)
-    columns = zip(posterior.response.mixtures, *numbers, strict=True)
-    return [
-        mixture.proba(mean + C * a[:, None], _left(var, C, b)).astype(float, copy=False)
-        for mixture, mean, var, C, a, b in columns
-    ]
-
-
-def _left(var, C, curvature):
-    """Return the variance that a label leaves; rounding never makes it negative."""
-    left = C * -curvature[:, None]
-    left *= C
-    left += var
-    return np.maximum(left, np.finfo(C.dtype).eps * var, out=left)
+    out = []
+    for mixture, mean, var, C, a, b in zip(posterior.response.mixtures, *numbers, strict=True):
+        # rounding never makes a variance negative
+        left = np.maximum(var - b[:, None] * C**2, np.finfo(C.dtype).eps * var)
+        out.append(mixture.proba(mean + C * a[:, None], left).astype(float, copy=False))
+    return out
 
 
 def _p_log_p(p):
