@@ -100,14 +100,6 @@ def _of_nodes(sign, nodes):
     return sign * mean, var
 
 
-def one_node(sign, weight, left):
-    """Return the `RowsLeftOut` with proper `Cavities` of one posterior, and which these are."""
-    proper = np.isfinite(left.var)
-    mean = sign[proper] * left.mean[proper]
-    var = left.var[None, proper]
-    return RowsLeftOut(mean[None], var, np.zeros(var.shape), mean, weight[proper]), proper
-
-
 class ScoreSums(NamedTuple):
     """Sums over rows at (log a, log t), from which both scales are found.
 
@@ -149,8 +141,6 @@ def _each(theta, rows, rough):
     log_z, gradient, curvature = logistic_moments(m, v, rough)
     by_variance = 0.5 * (gradient**2 - curvature) * v
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
-    if len(log_z) == 1:
-        return log_z[0], each[:, 0]
     log_proba = np.logaddexp.reduce(rows.log_share + log_z, axis=0)
     share = np.exp(rows.log_share + log_z - log_proba)
     return log_proba, np.sum(share * each, axis=1)
@@ -163,10 +153,7 @@ def calibrated(sign, weight, node_weight, nodes, how):
     one. Without a row a node that predicted its label has less weight: p(phi_k | the others) is
     proportional to weight_k / p(y_i | the others, phi_k).
     """
-    if len(nodes) == 1:
-        rows, proper = one_node(sign, weight, nodes[0])
-    else:
-        rows, proper = _mixed(sign, weight, node_weight, nodes)
+    rows, proper = rows_left_out(sign, weight, node_weight, nodes)
     n, theta = len(rows.centre), np.zeros(2)
     if how == "loo":
         theta = most_likely(lambda theta: ScoreSums.of(theta, rows))
@@ -178,8 +165,8 @@ def calibrated(sign, weight, node_weight, nodes, how):
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _mixed(sign, weight, node_weight, nodes):
-    """Return the `RowsLeftOut` of several nodes, and which of all rows these are."""
+def rows_left_out(sign, weight, node_weight, nodes):
+    """Return the `RowsLeftOut` with proper `Cavities` of all nodes, and which rows these are."""
     mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]

@@ -15,6 +15,7 @@ from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
+from .._estimator.latents import label_log_prob
 from .._estimator.summary import interval_of
 from ._systems import row_blocks, with_ones
 
@@ -145,32 +146,6 @@ class WeightPosterior(PredictorCovariances):
         return new, log_prob
 
 
-class TemperedPredictors:
-    """Predictors a (c'x + sqrt(t) (u - c)'x) of the weights u of a posterior.
-
-    centre c (n,) are the weights, a and t the scales of mean and variance of a calibration.
-    """
-
-    factor = WeightPosterior.factor
-
-    def __init__(self, posterior, centre, slope, temper):
-        self.posterior, self.centre = posterior, centre
-        self.slope, self.spread = slope, np.sqrt(temper)
-
-    def _moved(self, X, values):
-        centre = with_ones(X, self.posterior.intercept) @ self.centre
-        return self.slope * (centre + self.spread * (values - centre))
-
-    def latent(self, X):
-        """Return mean and variance (n_new,) at new rows."""
-        mean, var = self.posterior.latent(X)
-        return self._moved(X, mean), (self.slope * self.spread) ** 2 * var
-
-    def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n_new) at new rows."""
-        return self._moved(X, self.posterior.draw(X, n_samples, rng))
-
-
 def mixed_weights(nodes, weight, slope, temper):
     """Return what predicts from the posteriors of nodes with weight (M,): one as it is, if it may.
 
@@ -194,10 +169,25 @@ class AveragedWeights(PredictorCovariances, AveragedPosterior):
         self.mean = nodes[0].mean
         if len(nodes) > 1:
             self.mean = weight @ np.array([node.mean for node in nodes])
-        predictors = nodes
-        if (slope, temper) != (1.0, 1.0):
-            predictors = [TemperedPredictors(node, self.mean, slope, temper) for node in nodes]
-        super().__init__(predictors, weight)
+        super().__init__(nodes, weight)
+
+    def _scaled(self, X, values):
+        """Return predictors at new rows, scaled about their mean."""
+        centre = with_ones(X, self.intercept) @ self.mean
+        return self.slope * (centre + np.sqrt(self.temper) * (values - centre))
+
+    def moments(self, X):
+        """Return means and variances (M, n_new) of the nodes."""
+        means, variances = super().moments(X)
+        return self._scaled(X, means), self.slope**2 * self.temper * variances
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new) of the predictor, each from one node."""
+        return self._scaled(X, super().draw(X, n_samples, rng))
+
+    def draw_log_prob(self, link, X, n_samples, rng):
+        """Return label log probabilities (n_samples, n_new, 2) of such draws."""
+        return label_log_prob(link, self.draw(X, n_samples, rng))
 
     @property
     def heaviest(self):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, integrate, mixture_moments
@@ -28,7 +27,7 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, PartRows, RowSpec, WholePosterior, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, surely_positive
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -233,7 +232,7 @@ def _natural_parts(problem, rows, monitor, last):
     log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
     counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
     attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
-    how = PartRows.left_out, WholePosterior(step.mean, step.system.half)
+    how = PartRows.left_out, step.mean, step.system.half
     return result, log_evidence, attributes, how
 
 
@@ -406,8 +405,12 @@ def _is_averaged(estimator, variance, prior):
 
 def weighted_variances(X, weight):
     """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    columns = StandardScaler(with_mean=False).fit(X, sample_weight=weight)
-    return surely_positive(columns.var_, columns.mean_**2)
+    total = weight.sum()
+    mean = np.asarray(X.T @ weight).ravel() / total
+    if sp.issparse(X):
+        squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
+        return surely_positive(squares - mean**2, squares)
+    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def class_weights(estimator, training):

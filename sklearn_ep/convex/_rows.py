@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
-from ._calibration import LeftOut, ScoreSums, cavities, most_likely, one_node
+from ._calibration import LeftOut, ScoreSums, cavities, most_likely, rows_left_out
 from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
@@ -59,13 +59,6 @@ class RowSpec(NamedTuple):
     def of_class(self, k):
         """Return the `RowSpec` of a new fit of class k against the rest."""
         return self._replace(positive=k, token=secrets.token_hex(8))
-
-
-class WholePosterior(NamedTuple):
-    """A posterior of all coefficients: mean u (n,), and R (n, n) with covariance R'R, or None."""
-
-    mean: np.ndarray
-    root: np.ndarray | None
 
 
 class SiteSums(NamedTuple):
@@ -178,10 +171,11 @@ def row_signs(first, n_rows, columns, seed):
     return np.where(bits >> np.uint64(63), 1.0, -1.0)
 
 
-def _marginals(B, posterior):
-    s, z = B @ posterior.mean, np.zeros(B.shape[0])
-    if posterior.root is not None:
-        half = B @ posterior.root.T
+def _marginals(B, mean, root):
+    """Return means and variances of rows; R'R with R = `root`, or None, is the covariance."""
+    s, z = B @ mean, np.zeros(B.shape[0])
+    if root is not None:
+        half = B @ root.T
         z = np.einsum("ij,ij->i", half, half)
     return s, z
 
@@ -200,13 +194,13 @@ class PartRows:
         self.n_anchors, self.z = 0, None
         self._memo: dict[str, Any] = {}
 
-    def sums(self, posterior):
-        """Return the `SiteSums` of the rows at a `WholePosterior`, in blocks of rows."""
+    def sums(self, mean, root):
+        """Return the `SiteSums` of the rows at a posterior, in blocks of rows."""
         q, n = self.B.shape
         value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
         for block in row_blocks(q, n):
             B = self.B if q <= block.stop - block.start else self.B[block]
-            s, z = _marginals(B, posterior)
+            s, z = _marginals(B, mean, root)
             f = self.sites.of_rows(block).penalty(s, z)
             value += float(np.sum(f.value))
             slope += B.T @ f.slope
@@ -214,16 +208,16 @@ class PartRows:
             dof += float(f.precision @ z)
         return SiteSums(value, slope, gram, dof)
 
-    def left_out(self, posterior):
-        """Return the `RowsLeftOut` of the rows without their sites in a `WholePosterior`."""
-        each = [_marginals(self.B[block], posterior) for block in row_blocks(*self.B.shape)]
+    def left_out(self, mean, root):
+        """Return the `RowsLeftOut` of the rows without their sites in a posterior."""
+        each = [_marginals(self.B[block], mean, root) for block in row_blocks(*self.B.shape)]
         return self._without_sites(*(np.concatenate(v) for v in zip(*each, strict=True)))
 
     def _without_sites(self, s, z):
         """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
         f = self.sites.penalty(s, z)
         left = cavities(s, z, f.slope, f.precision, self.sites.weight)
-        return one_node(self.sites.sign, self.sites.weight, left)[0]
+        return rows_left_out(self.sites.sign, self.sites.weight, np.ones(1), [left])[0]
 
     @cached_property
     def fast(self):
