@@ -749,22 +749,6 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         return new
 
 
-# Fitted attributes that depend on how the fit was done.
-_OF_SOME_FITS = (
-    "site_precision_",
-    "marginal_variance_",
-    "laplace_scale_",
-    "slope_",
-    "temper_",
-    "loo_mean_",
-    "loo_variance_",
-    "loo_proba_",
-    "stream_log_score_",
-    "_warm_state",
-    "_site_shift",
-)
-
-
 def _of_any_fit(estimator, problem, fits):
     """Return the fitted attributes that every fit has, of a batch of a stream too."""
     own = [f.attributes for f in fits]
@@ -832,11 +816,11 @@ def _averages_told(estimator, averages):
 
 def _replace(estimator, attributes):
     """Set fitted attributes; what another kind of fit has left goes."""
-    for name in _OF_SOME_FITS:
-        if hasattr(estimator, name):
-            delattr(estimator, name)
+    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
+        delattr(estimator, name)
     for name, value in attributes.items():
         setattr(estimator, name, value)
+    estimator._of_last_fit = list(attributes)
 
 
 def _by_class(posteriors):

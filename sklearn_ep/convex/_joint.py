@@ -10,7 +10,7 @@ nats a unit of the log factor where rows and classes are many.
 
 import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,7 +29,7 @@ from .._engine.class_sites import (
     empty_sites,
 )
 from .._engine.hyper import Node
-from .._engine.loop import SILENT, Reason, Trace, reason_to_end
+from .._engine.loop import SILENT, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
@@ -194,33 +194,17 @@ def joint_problem(estimator, training):
     return problem
 
 
-class JointFit(NamedTuple):
-    """The end of a joint fit: sites (2, n, K), payload, attributes, and what `BinaryFit` has.
-
-    `left_var` (n, K) are variances of the cavities as far as labels can tell, or None.
-    """
-
-    x: np.ndarray
-    payload: tuple
-    left_var: Any
-    log_evidence: float
-    history: dict
-    reason: Reason
-    attributes: dict
-
-
 def fit_joint(problem, y, monitor, k):
     """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
     y, weight = y[problem.rows.copies.first], problem.rows.weight
-    fit = (_fit_exact if problem.variance == "exact" else _fit_sampled)(problem, y, monitor)
-    state, posterior = fit.payload[0], problem.posterior(fit.payload)
-    without = class_cavities(ClassSites(*fit.x), state.mean, state.cov)
-    left_var = fit.left_var
+    run = _fit_exact if problem.variance == "exact" else _fit_sampled
+    fit, x, state, left_var = run(problem, y, monitor)
+    without = class_cavities(ClassSites(*x), state.mean, state.cov)
     if left_var is None:
         left_var = np.where(without.proper[:, None], contrast_variances(without.cov), np.nan)
     left = Cavities(without.mean.T, left_var.T)
     left_out = calibrated_classes(QUICK_SOFTMAX, y, weight, left, problem.calibration)
-    posterior.slope, posterior.temper = left_out.slope, left_out.temper
+    fit.posterior.slope, fit.posterior.temper = left_out.slope, left_out.temper
     attributes = dict(
         **fit.attributes,
         marginal_variance=np.einsum("ncc->cn", state.cov),
@@ -229,12 +213,14 @@ def fit_joint(problem, y, monitor, k):
         average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
-    attributes = problem.rows.copies.of_class_rows(attributes, fit.x)
-    return BinaryFit(posterior, fit.history, fit.reason, fit.log_evidence, attributes)
+    return fit._replace(attributes=problem.rows.copies.of_class_rows(attributes, x))
 
 
 def _fit_exact(problem, y, monitor):
-    """Run EP with the covariance of all weights; return the `JointFit`."""
+    """Run EP with the covariance of all weights.
+
+    Returns the `BinaryFit` so far, sites (2, n, K), their state, and None.
+    """
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
     first = empty_sites(y, problem.n_classes) if last is None else last
@@ -262,17 +248,20 @@ def _fit_exact(problem, y, monitor):
         squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
         return result.evaluation.record["log_evidence"], squares, known
 
-    at = 0.0 if of_scale is None else best_log_factor(of_scale, place, _LITTLE)
+    at = best_log_factor(of_scale, place, _LITTLE)
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
     told = dict(scale=float(np.exp(at)), dof=dof, n_newton=0, evidence_std=0.0, last=result.x)
-    how = float(evidence), result.history, result.reason, told
-    return JointFit(result.x, payload, None, *how)
+    how = result.history, result.reason, float(evidence), told
+    return BinaryFit(problem.posterior(payload), *how), result.x, payload[0], None
 
 
 def _fit_sampled(problem, y, monitor):
-    """Iterate variances, scale and sites to their fixed point; return the `JointFit`."""
+    """Iterate variances, scale and sites to their fixed point.
+
+    Returns the same, with variances (n, K) of the cavities, as far as labels can tell, for None.
+    """
     fit, trace, reason = SampledJoint(problem, y), Trace(monitor), None
     d, limits, of_scale = problem.prior.n_features, problem.limits, problem.prior.of_scale
 
@@ -282,9 +271,9 @@ def _fit_sampled(problem, y, monitor):
         squares = float(np.sum(prior[:d, None] * coef[:d] ** 2))
         return fit.bound(spread), squares, known
 
-    if of_scale is not None:
-        has_evidence = problem.evidence_probes is not None
-        fit.move_to(float(np.exp(best_log_factor(of_scale, place, _LITTLE_SAMPLED, has_evidence))))
+    has_evidence = problem.evidence_probes is not None
+    at = best_log_factor(of_scale, place, _LITTLE_SAMPLED, has_evidence)
+    fit.move_to(float(np.exp(at)))
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
@@ -293,8 +282,8 @@ def _fit_sampled(problem, y, monitor):
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
     evidence, error = fit.evidence()
     told = dict(scale=fit.scale, dof=spread.dof, n_newton=fit.n_sweeps, evidence_std=error)
-    how = evidence, trace.history, reason, told | dict(last=None)
-    return JointFit(fit.x, payload, fit.variances, *how)
+    how = trace.history, reason, evidence, told | dict(last=None)
+    return BinaryFit(problem.posterior(payload), *how), fit.x, payload[0], fit.variances
 
 
 def best_log_factor(of_scale, place, gain, has_evidence=True):
@@ -313,6 +302,8 @@ def best_log_factor(of_scale, place, gain, has_evidence=True):
         height = evidence + of_scale.log_density(x[0]) if has_evidence else 0.0
         return Node(x, height, 0.0, np.array([gradient]), 0.0, np.array([[0.5 * (known + 1.0)]]))
 
+    if of_scale is None:  # no column varies, or the prior is given
+        return 0.0
     # sites move with the prior: gradients at sites that stay lack what evidences tell
     lacking = np.zeros(1) if has_evidence else None
     start, bounds = np.array([of_scale.centre()]), of_scale.bounds()[None]

@@ -472,10 +472,6 @@ def product_sums(rows, point, columns, *anchors):
     """Return B' diag(weight) B V; `columns` are V and whether curvatures weigh."""
     V, curvature = columns
     weight = rows.weight(point, anchors, curvature)
-    if V.ndim == 2 and V.shape[1] == 2 and sp.issparse(rows.fast):
-        # scipy takes longer for two columns at once than for one after the other
-        each = [rows.fast.T @ (weight * (rows.fast @ v)) for v in V.T.copy()]
-        return VectorSum(np.column_stack(each))
     product = rows.fast @ V
     product *= weight if V.ndim == 1 else weight[:, None]
     return VectorSum(rows.fast.T @ product)
