@@ -290,18 +290,8 @@ class SampledJoint:
         return spread, residual
 
     def move_to(self, scale):
-        """Change the scale of the prior: the state has to be of it before draws are.
-
-        Variances of cavities move as those do that the diagonal of the precision gives.
-        """
+        """Change the scale of the prior: the state has to be of it before draws are."""
         if scale != self.scale:
-            data = self.result.evaluation.payload[0].system.data
-            design = self.problem.rows.design
-            before, after = (
-                design.squares @ (1.0 / (self.problem.prior.precision(s)[:, None] + data))
-                for s in (self.scale, scale)
-            )
-            self.variances = self.variances * np.asarray(after) / np.maximum(before, 1e-300)
             self.scale = scale
             self.result = self.sites(_TOL.first_sites)
 

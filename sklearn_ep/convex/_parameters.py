@@ -473,16 +473,23 @@ class SitePrior(LearnedScale):
         own = self.site.log_normaliser() + 0.5 * np.log(2.0 * np.pi) - np.log(scale)
         return gaussian + self.n_features * float(own)
 
-    def evidence_slope(self, u, penalty, scale, predictor, dof):
-        """Return the derivative of the bound in the log scale, at its optimum.
+    def moved_scale(self, scale, u, variances, penalty):
+        """Return the scale at which the bound is stationary, by one fixed-point step."""
+        slopes = self._loss_slopes(u, penalty, variances)
+        return float(scale * (slopes / self.n_features) ** (1.0 / self.growth))
 
-        That of the expected loss is minus the sum of u f' + z pi, which the normaliser asks to be
-        one a coefficient.
+    def evidence_slope(self, u, penalty, scale, predictor, dof):
+        """Return the derivative of the bound in the log scale, at its optimum."""
+        variances = predictor.coefficient_variance()[: self.n_features]
+        return self._loss_slopes(u, penalty, variances) - self.n_features
+
+    def _loss_slopes(self, u, penalty, variances):
+        """Return minus the derivative of the expected loss in the log scale.
+
+        That is the sum of u f' + z pi, which the normaliser asks to be one a coefficient.
         """
         d = self.n_features
-        variances = predictor.coefficient_variance()[:d]
-        slopes = u[:d] * penalty.slope[:d] + variances * penalty.precision[:d]
-        return float(np.sum(slopes)) - d
+        return float(np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d]))
 
 
 class CarriedPrior:

@@ -38,7 +38,6 @@ from ._problem import find_copies
 from ._sites import LaplaceSite
 from ._systems import (
     TINY,
-    DiagonalCovariance,
     HalfCovariance,
     IterativeSystem,
     PrimalSystem,
@@ -282,8 +281,7 @@ class RegressionLoop:
         if self.noise is None:
             target.append([np.log(self._new_noise(error, trace, noise))])
         if self.prior.learn:
-            own = DiagonalCovariance(new)
-            new_scale = self.prior.new_scale(Bu[n:], site, scale, own, 0.0)
+            new_scale = self.prior.moved_scale(scale, Bu[n:], new, site)
             target.append([np.log(self.prior.clipped(new_scale))])
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
