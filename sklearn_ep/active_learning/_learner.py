@@ -331,10 +331,7 @@ class Learner(Printed):
         posterior = self._up_to_date()
         if is_greedy(strategy, "auto", n_instances):
             return np.array(greedy(posterior, strategy, free, n_instances)[0])
-        if strategy in LOOK_AHEAD:
-            rated = look_ahead(posterior, strategy, rows)
-        else:
-            rated = latent_scores(posterior, strategy)[rows]
+        rated = latent_scores(posterior, strategy)[rows]
         return rows[best_first(rated)[:n_instances]]
 
     def _up_to_date(self):

@@ -31,8 +31,8 @@ class Posterior:
     Parameters
     ----------
     source : object
-        `moments(X)` -> mean and variance (n, K), `covariance(X1, X2)` -> (K, n1, n2), and
-        `covariance_with(X2)` -> map from X1 to these.
+        `moments(X)` -> mean and variance (n, K), and `covariance_with(X2)` -> map from rows X1 to
+        covariances (K, n1, n2).
     response : ClassResponse or NormalResponse
         What a label says of a latent value.
     X : ndarray, CSR matrix or table of shape (n, d)
@@ -84,11 +84,10 @@ class Posterior:
 
         One column of covariances, and n m flops a problem where there are reference rows.
         """
-        row, new = rows_at(self.X, [i]), copy.copy(self)
-        d = self.source.covariance(self.X, row)[:, :, 0].T
-        d_reference = None
+        of_rows, new = self.source.covariance_with(rows_at(self.X, [i])), copy.copy(self)
+        d, d_reference = of_rows(self.X)[:, :, 0].T, None
         if self.reference is not None:
-            d_reference = self.source.covariance(row, self.reference)[:, 0, :].T
+            d_reference = of_rows(self.reference)[:, :, 0].T
         for g, g_reference, curvature in self._directions:
             d = d - curvature * g[i] * g
             if d_reference is not None:
@@ -99,7 +98,7 @@ class Posterior:
         if d_reference is not None:
             kept = self._cross
             if kept is None:
-                kept = self.source.covariance(self.X, self.reference)
+                kept = self.source.covariance_with(self.reference)(self.X)
             new._cross = kept - (b * d).T[:, :, None] * d_reference.T[:, None, :]
             new.reference_mean = self.reference_mean + a * d_reference
             left = self.reference_var - b * d_reference**2
@@ -118,12 +117,14 @@ class _SeparateProblems:
         mean, var = (np.asarray(a, dtype=float) for a in self.estimator.latent_mean_and_variance(X))
         return mean.reshape(len(mean), -1), var.reshape(len(var), -1)
 
-    def covariance(self, X1, X2):
-        return _stacked(self.estimator.latent_covariance(X1, X2))
-
     def covariance_with(self, X2):
         of_rows = _latent_covariance_with(self.estimator, X2)
-        return lambda X1: _stacked(of_rows(X1))
+
+        def covariance(X1):
+            C = np.asarray(of_rows(X1), dtype=float)
+            return C.reshape((-1, *C.shape[-2:]))
+
+        return covariance
 
 
 def _latent_covariance_with(estimator, X2):
@@ -135,12 +136,6 @@ def _latent_covariance_with(estimator, X2):
         return lambda X1: estimator.latent_covariance(X1, X2)
     covariance = estimator._latents().covariance_with(estimator._check_new(X2))
     return lambda X1: covariance(estimator._check_new(X1))
-
-
-def _stacked(C):
-    """Return covariances (n1, n2) or (K, n1, n2) as (K, n1, n2)."""
-    C = np.asarray(C, dtype=float)
-    return C.reshape((-1, *C.shape[-2:]))
 
 
 class _Uncalibrated:
@@ -156,9 +151,6 @@ class _Uncalibrated:
     def moments(self, X):
         mean, var = self.source.moments(X)
         return mean / self.slope, var / self.spread
-
-    def covariance(self, X1, X2):
-        return self.source.covariance(X1, X2) / self.spread[:, None, None]
 
     def covariance_with(self, X2):
         of_rows = self.source.covariance_with(X2)
@@ -189,13 +181,6 @@ class _JointClasses:
         log_proba = np.minimum(log_proba, -np.finfo(float).epsneg)
         return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
 
-    def covariance(self, X1, X2):
-        # the fewer rows first: the matrix of them with all weights is then the smaller one
-        few, many = (X1, X2) if X1.shape[0] < X2.shape[0] else (X2, X1)
-        C = self.estimator.latent_covariance(few, many)
-        C = self.scale**2 * (C - _prior_covariance_with(self.estimator, few)(many).T / len(C))
-        return C if few is X1 else np.ascontiguousarray(C.transpose(0, 2, 1))
-
     def covariance_with(self, X2):
         of_rows = _latent_covariance_with(self.estimator, X2)
         prior = _prior_covariance_with(self.estimator, X2)
@@ -209,25 +194,19 @@ class _JointClasses:
         return covariance
 
 
-def _kernels(estimator):
-    """Return weights and kernels of what a joint posterior is averaged over.
-
-    Each node keeps the common level of the classes at its own prior, of which the mixture has the
-    mean.
-    """
-    nodes = zip(estimator.hyper_weights_, estimator.hyper_theta_, strict=True)
-    return [(w, estimator.kernel_.clone_with_theta(theta)) for w, theta in nodes]
-
-
 def _prior_covariance_with(estimator, X2):
     """Return the map from rows X1 to the prior covariance (n1, n2) of each class of a joint one."""
     rows = estimator._check_new  # arrays, in which categories are coded
     X2 = rows(X2)
     if hasattr(estimator, "kernel_"):
-        kernels = _kernels(estimator)
-        return lambda X1: sum(w * kernel(rows(X1), X2) for w, kernel in kernels)
-    variances = _tempering(estimator) * _coefficient_variances(estimator)
-    level = _tempering(estimator) * _intercept_variance(estimator)
+        # each node keeps the common level of the classes at its own prior: the mixture has the mean
+        kernels = [estimator.kernel_.clone_with_theta(theta) for theta in estimator.hyper_theta_]
+        nodes = list(zip(estimator.hyper_weights_, kernels, strict=True))
+        return lambda X1: sum(w * kernel(rows(X1), X2) for w, kernel in nodes)
+    slope, temper = calibration_of(estimator)
+    tempering = float(slope[0] ** 2 * temper[0])
+    variances = tempering * np.broadcast_to(estimator.prior_variance_, estimator.n_features_in_)
+    level = tempering * estimator.intercept_prior_variance if estimator.fit_intercept else 0.0
     scaled = X2.multiply(variances).tocsr() if sp.issparse(X2) else X2 * variances
     if sp.issparse(scaled) and np.prod(scaled.shape) <= _KEPT:
         scaled = scaled.toarray()
@@ -240,20 +219,6 @@ def _prior_covariance_with(estimator, X2):
     return covariance
 
 
-def _tempering(estimator):
-    """Return what a calibration multiplies the variances of linear predictors by."""
-    slope, temper = calibration_of(estimator)
-    return float(slope[0] ** 2 * temper[0])
-
-
-def _coefficient_variances(estimator):
-    return np.broadcast_to(estimator.prior_variance_, estimator.n_features_in_)
-
-
-def _intercept_variance(estimator):
-    return estimator.intercept_prior_variance if estimator.fit_intercept else 0.0
-
-
 class _Responses:
     """Predictions of a regressor, noise included, which is what a label lowers the variance of."""
 
@@ -264,11 +229,8 @@ class _Responses:
         mean, std = self.estimator.predict(X, return_std=True)
         return np.asarray(mean, float)[:, None], np.asarray(std, float)[:, None] ** 2
 
-    def covariance(self, X1, X2):
-        return np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)[None]
-
     def covariance_with(self, X2):
-        return lambda X1: self.covariance(X1, X2)
+        return lambda X1: np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)[None]
 
 
 def posterior_of(estimator, X, reference=None):

@@ -54,8 +54,7 @@ def look_ahead(posterior, name, rows=None):
         ]
         out[block] = measure(_Outcomes(moved, proba[block]))
     if name == "epig_entropy":
-        own = proba if response.predicts_labels else posterior.proba(rows)
-        out *= -_p_log_p(own).sum(axis=1)
+        out *= entr(posterior.proba(rows)).sum(axis=1)
     return out
 
 
@@ -70,19 +69,12 @@ def _moved(posterior, cross, gradient, curvature):
     numbers = (*moments, cross, gradient, curvature)
     if len(cross) > 1:
         numbers = tuple(a.astype(_OF_MANY_CLASSES) for a in numbers)
-    columns = zip(posterior.response.mixtures, *numbers, strict=True)
-    return [
-        mixture.proba(mean + C * a[:, None], _left(var, C, b)).astype(float, copy=False)
-        for mixture, mean, var, C, a, b in columns
-    ]
-
-
-def _left(var, C, curvature):
-    """Return the variance that a label leaves; rounding never makes it negative."""
-    left = C * -curvature[:, None]
-    left *= C
-    left += var
-    return np.maximum(left, np.finfo(C.dtype).eps * var, out=left)
+    out = []
+    for mixture, mean, var, C, a, b in zip(posterior.response.mixtures, *numbers, strict=True):
+        # rounding never makes a variance negative
+        left = np.maximum(var - b[:, None] * C**2, np.finfo(C.dtype).eps * var)
+        out.append(mixture.proba(mean + C * a[:, None], left).astype(float, copy=False))
+    return out
 
 
 def _p_log_p(p):
@@ -93,53 +85,28 @@ def _p_log_p(p):
 
 
 class _Outcomes:
-    """Normalised probabilities at the reference rows, (n, m) each, under a label of each class.
+    """Weights (n,) of the labels and probabilities (n, m) at the reference rows under each.
 
     A label of class y is +1 for problem y and -1 for all others: of the numbers before
     normalisation, one is exchanged. The one problem of two classes stands for two that are alike.
+    `after` has a list over classes for each label, `before` their averages over labels.
     """
 
     def __init__(self, moved, proba):
-        self.weight, (self.minus, self.plus) = proba.T, moved
-        if len(self.minus) == 1:
-            (minus,), (plus,) = moved
-            self.minus, self.plus = [1.0 - plus, minus], [1.0 - minus, plus]
-        self.norm = _exchanged(self.minus, self.plus)
-        shares = [w[:, None] / norm for w, norm in zip(self.weight, self.norm, strict=True)]
-        whole = sum(shares)
-        self.before = [whole - share for share in shares]
-        for before, m, p, share in zip(self.before, self.minus, self.plus, shares, strict=True):
-            before *= m
-            share *= p
-            before += share
+        minus, plus = moved
+        if len(minus) == 1:
+            minus, plus = [1.0 - plus[0], minus[0]], [1.0 - minus[0], plus[0]]
+        self.weight, self.after = proba.T, []
+        for y in range(len(minus)):
+            numbers = [*minus[:y], plus[y], *minus[y + 1 :]]
+            norm = sum(numbers)
+            self.after.append([number / norm for number in numbers])
+        self.before = [self.mean(of_class) for of_class in zip(*self.after, strict=True)]
 
-    def __iter__(self):
-        """Yield the weight (n,) of a label, and the probabilities of all classes under it."""
-        for y, (weight, norm) in enumerate(zip(self.weight, self.norm, strict=True)):
-            numbers = [*self.minus[:y], self.plus[y], *self.minus[y + 1 :]]
-            yield weight, [number / norm for number in numbers]
-
-    def negative_entropy(self):
-        """Return the mean over labels and reference rows (n,) of sum_k p_k log p_k.
-
-        With p = x / s the sum is that of x log x over s, less log s: no logarithm is taken twice.
-        """
-        minus, plus = (list(map(_p_log_p, numbers)) for numbers in (self.minus, self.plus))
-        mean = 0.0
-        for weight, norm, x in zip(self.weight, self.norm, _exchanged(minus, plus), strict=True):
-            x /= norm
-            x -= np.log(norm)
-            mean += weight * x.mean(axis=1)
-        return mean
-
-
-def _exchanged(minus, plus):
-    """Return the sums of all numbers of `minus` but one, and its own of `plus`."""
-    sums, total = [], sum(minus)
-    for m, p in zip(minus, plus, strict=True):
-        sums.append(total - m)
-        sums[-1] += p
-    return sums
+    def mean(self, values):
+        """Return the average of values (n, ...), one a label, over the labels."""
+        pairs = zip(self.weight, values, strict=True)
+        return sum((weight * value.T).T for weight, value in pairs)
 
 
 def _mean_of(terms):
@@ -148,16 +115,19 @@ def _mean_of(terms):
 
 def _information(labels):
     """Mutual information (n,) of label and reference label, mean over reference rows."""
-    return labels.negative_entropy() - _mean_of(map(_p_log_p, labels.before))
+    known = [_mean_of(map(_p_log_p, after)) for after in labels.after]
+    return labels.mean(known) - _mean_of(map(_p_log_p, labels.before))
 
 
 def _expected_error(labels):
     """Expected fall (n,) of the expected error, mean over reference rows."""
-    fall = -np.maximum.reduce(labels.before).mean(axis=1)
-    for weight, after in labels:
+
+    def sure(after):
         change = sum((a - b) ** 2 for a, b in zip(after, labels.before, strict=True))
-        fall += weight * (np.maximum.reduce(after) + _TIE * change).mean(axis=1)
-    return fall
+        return (np.maximum.reduce(after) + _TIE * change).mean(axis=1)
+
+    fall = labels.mean([sure(after) for after in labels.after])
+    return fall - np.maximum.reduce(labels.before).mean(axis=1)
 
 
 # Reference rows of a strategy that counts what happens at others.

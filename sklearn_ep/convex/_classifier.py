@@ -463,7 +463,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 problem = (joint_problem if joint else make_problem)(self, training)
                 fit_one = fit_exact if problem.variance == "exact" else fit_sampled
                 fit_one = fit_joint if joint else fit_one
-                data = training.y, problem.max_iter, (X, y), joint
+                data = training.y, problem.limits.max_iter, (X, y), joint
                 fits = fit_problems(self, problem, fit_one, *data)
                 _store_fit(self, problem, fits, training.kept)
         self._fitted_single = is_single(X)
@@ -481,7 +481,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 return {"_posteriors": [problem.posterior(payload)]}
 
             n_problems = len(problem.lasts)
-            most = problem.max_iter if n_problems == 1 else n_problems
+            most = problem.limits.max_iter if n_problems == 1 else n_problems
             monitor = FitMonitor(self, X, y, most, so_far)
             fit_one = functools.partial(fit_parted, problem)
             fits = fit_each_problem(fit_one, n_problems, monitor)
@@ -749,22 +749,6 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         return new
 
 
-# Fitted attributes that depend on how the fit was done.
-_OF_SOME_FITS = (
-    "site_precision_",
-    "marginal_variance_",
-    "laplace_scale_",
-    "slope_",
-    "temper_",
-    "loo_mean_",
-    "loo_variance_",
-    "loo_proba_",
-    "stream_log_score_",
-    "_warm_state",
-    "_site_shift",
-)
-
-
 def _of_any_fit(estimator, problem, fits):
     """Return the fitted attributes that every fit has, of a batch of a stream too."""
     own = [f.attributes for f in fits]
@@ -832,11 +816,11 @@ def _averages_told(estimator, averages):
 
 def _replace(estimator, attributes):
     """Set fitted attributes; what another kind of fit has left goes."""
-    for name in _OF_SOME_FITS:
-        if hasattr(estimator, name):
-            delattr(estimator, name)
+    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
+        delattr(estimator, name)
     for name, value in attributes.items():
         setattr(estimator, name, value)
+    estimator._of_last_fit = list(attributes)
 
 
 def _by_class(posteriors):

@@ -30,9 +30,8 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.hyper import Average, Node, Spacing, average_of
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture
-from ._calibration import Cavities, cavities, label_moments
+from ._calibration import cavities, label_moments
 from ._parameters import in_log_scales
-from ._posterior import WeightPosterior
 from ._sites import Penalty
 from ._systems import TINY
 
@@ -143,6 +142,15 @@ class OuterStep(NamedTuple):
     def mean(self):
         """Posterior mean of the weights."""
         return self.inner.u
+
+    def last(self):
+        """Return the `Last` that a neighbour starts from."""
+        return Last(self.inner.u, np.log(np.concatenate([self.var, self.own])))
+
+    def left_out(self, weight):
+        """Return the `Cavities` of rows of weight (q,)."""
+        site = self.inner.site
+        return cavities(self.inner.s, self.var, site.slope, site.precision, weight)
 
 
 class Last(NamedTuple):
@@ -257,22 +265,6 @@ def _not_lower(current, candidate):
     return after >= before - 1e-10 * abs(before)
 
 
-class NodeFit(NamedTuple):
-    """What a node is asked for: its posterior, and per row what the mixture needs.
-
-    `last` is what a neighbour starts from; mean and var (n,) are those of the predictors, precision
-    (n,) is that of the sites.
-    """
-
-    posterior: WeightPosterior
-    last: Last
-    mean: np.ndarray
-    var: np.ndarray
-    precision: np.ndarray
-    cavities: Cavities
-    dof: float
-
-
 @dataclass
 class ExactFit:
     """The fits of one binary problem to rows in memory at any scale of the prior.
@@ -314,7 +306,7 @@ class ExactFit:
         near = fits.node(phi, result)
         # the loop's own steps are too short where rows are few; this one is Newton's
         move = float(np.clip(near.gradient[0] / fits._curvature(phi, step), -1.0, 1.0))
-        last = near.payload.last
+        last = near.payload.last()
         return replace(fits, first=last), last._replace(phi=phi + move)
 
     def _curvature(self, phi, step):
@@ -340,17 +332,9 @@ class ExactFit:
         steps = dict(acceleration=acceleration, accept=_not_lower, monitor=monitor, **limits.outer)
         return loop, iterate(loop.evaluate, loop.start(last), **steps)
 
-    def node_fit(self, step):
-        """Return the `NodeFit` of an `OuterStep`."""
-        inner, site = step.inner, step.inner.site
-        left = cavities(inner.s, step.var, site.slope, site.precision, self.sites.weight)
-        posterior = WeightPosterior(inner.u, self.design.intercept, step.system, step.system)
-        last = Last(inner.u, np.log(np.concatenate([step.var, step.own])))
-        return NodeFit(posterior, last, inner.s, step.var, site.precision, left, step.dof)
-
     def __call__(self, phi, near):
         """Return the `Node` at phi (1,) from a neighbour; None where there is none."""
-        last = self.first if near is None else near.payload.last
+        last = self.first if near is None else near.payload.last()
         damping = self.limits.damping
         # where a start fails there is a careful one
         for start, share in ((last, damping), (None, 0.5 * damping)):
@@ -368,15 +352,14 @@ class ExactFit:
         slope = self.prior.evidence_slope(
             step.inner.u, step.prior, float(np.exp(phi)), step.system, step.dof
         )
-        of_scale, fit = self.prior.of_scale, self.node_fit(step)
+        of_scale = self.prior.of_scale
         gradient = np.array([slope + of_scale.slope(phi)])
-        told = of_scale.log_density(phi), gradient, result.residual, fit
+        told = of_scale.log_density(phi), gradient, result.residual, step
         return Node(np.array([phi]), step.objective, *told)
 
     def at_mode(self, phi, result):
         """Return the `Average` of the one node at a result of the double loop."""
-        mode = self.node(phi, result)
-        return Average([mode], np.ones(1), mode.objective)
+        return Average.alone(self.node(phi, result))
 
     def about(self, phi, step):
         """Return how nodes are laid about the log scale phi of a step."""
@@ -393,12 +376,12 @@ class ExactFit:
         """
         if self.prior.n_sites:
             return average
-        fits = [node.payload for node in average.nodes]
-        log_z = label_moments(self.sites.sign, [fit.cavities for fit in fits])[0]
-        mean, var = (np.array([getattr(fit, name) for fit in fits]) for name in ("mean", "var"))
-        left = zip(*(fit.cavities for fit in fits), strict=True)
-        left_mean, left_var = (np.array(values) for values in left)
-        share, weight = var / left_var, self.sites.weight
+        steps, weight = [node.payload for node in average.nodes], self.sites.weight
+        each = [step.left_out(weight) for step in steps]
+        log_z = label_moments(self.sites.sign, each)[0]
+        mean, var = np.array([[step.inner.s, step.var] for step in steps]).swapaxes(0, 1)
+        left_mean, left_var = np.array(each).swapaxes(0, 1)
+        share = var / left_var
         divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
         gap = log_z + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
         # of part of a copy it is about the square of the part

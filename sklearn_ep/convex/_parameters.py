@@ -474,23 +474,22 @@ class SitePrior(LearnedScale):
         return gaussian + self.n_features * float(own)
 
     def moved_scale(self, scale, u, variances, penalty):
-        """Return the scale at which the bound is stationary, by one fixed-point step.
-
-        The derivative of the expected loss in log scale is minus the sum of u f' + z pi, which the
-        normaliser asks to be one a coefficient.
-        """
+        """Return the scale at which the bound is stationary, by one fixed-point step."""
         slopes = self._loss_slopes(u, penalty, variances)
         return float(scale * (slopes / self.n_features) ** (1.0 / self.growth))
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""
         variances = predictor.coefficient_variance()[: self.n_features]
-        return float(self._loss_slopes(u, penalty, variances)) - self.n_features
+        return self._loss_slopes(u, penalty, variances) - self.n_features
 
     def _loss_slopes(self, u, penalty, variances):
-        """Return minus the derivative of the expected loss in the log scale."""
+        """Return minus the derivative of the expected loss in the log scale.
+
+        That is the sum of u f' + z pi, which the normaliser asks to be one a coefficient.
+        """
         d = self.n_features
-        return np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d])
+        return float(np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d]))
 
 
 class CarriedPrior:

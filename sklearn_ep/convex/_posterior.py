@@ -5,6 +5,7 @@ predictors may be scaled by a calibration, those of weights never are.
 """
 
 import copy
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,16 +15,39 @@ from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
+from .._estimator.latents import label_log_prob
 from .._estimator.summary import interval_of
 from ._systems import row_blocks, with_ones
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95
-# Most numbers of a covariance of weights with rows that is kept for blocks of other rows.
-_KEPT = 20_000_000
 
 
-class WeightPosterior:
+class PredictorCovariances:
+    """Covariances of the predictors of rows, by those of the weights with the predictors of some.
+
+    A subclass offers `weight_covariance(B, *classes)`, (n, n_new) for rows B, of several classes
+    jointly for the weights of the first with the predictors of the second.
+    """
+
+    intercept: bool
+    weight_covariance: Any
+
+    def covariance(self, X1, X2, *classes):
+        """Return the covariance (n1, n2) of the predictors of new rows, of two classes if any."""
+        if X1.shape[0] < X2.shape[0]:  # the matrix of weights and rows is the smaller one
+            return self.covariance(X2, X1, *classes[::-1]).T
+        return self.covariance_with(X2, *classes)(X1)
+
+    def covariance_with(self, X2, *classes):
+        """Return the map from rows X1 to `covariance(X1, X2)`; n n2 numbers are kept."""
+        B = with_ones(X2, self.intercept)
+        blocks = [self.weight_covariance(B[rows], *classes) for rows in row_blocks(*B.shape)]
+        joint = np.hstack(blocks)
+        return lambda X1: np.asarray(with_ones(X1, self.intercept) @ joint)
+
+
+class WeightPosterior(PredictorCovariances):
     """Posterior N(mean, A^-1) of the weights of a linear predictor, the intercept last if any.
 
     The `system` gives covariances, draws and solves, the `predictor` the variances of rows and
@@ -70,17 +94,9 @@ class WeightPosterior:
         """Return central intervals (n, 2) of the weights."""
         return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
-    def covariance(self, X1, X2):
-        """Return the covariance (n1, n2) of the predictor between new rows."""
-        B1 = with_ones(X1, self.intercept)
-        B2 = B1 if X2 is X1 else with_ones(X2, self.intercept)
-        cov = self.system.covariance(B1, B2)
-        if len(self.directions):
-            cov -= (B1 @ self.directions.T) @ (B2 @ self.directions.T).T
-        return cov
-
     def weight_covariance(self, B):
-        """Return the covariances (n, n_new) of the weights with the predictor at dense rows B."""
+        """Return the covariances (n, n_new) of the weights with the predictor at rows B."""
+        B = B.toarray() if sp.issparse(B) else B
         included = self.directions.T @ (self.directions @ B.T)
         return self.system.solve(np.ascontiguousarray(B.T)) - included
 
@@ -130,36 +146,6 @@ class WeightPosterior:
         return new, log_prob
 
 
-class TemperedPredictors:
-    """Predictors a (c'x + sqrt(t) (u - c)'x) of the weights u of a posterior.
-
-    centre c (n,) are the weights, a and t the scales of mean and variance of a calibration.
-    """
-
-    factor = WeightPosterior.factor
-
-    def __init__(self, posterior, centre, slope, temper):
-        self.posterior, self.centre = posterior, centre
-        self.slope, self.spread = slope, np.sqrt(temper)
-
-    def _moved(self, X, values):
-        centre = with_ones(X, self.posterior.intercept) @ self.centre
-        return self.slope * (centre + self.spread * (values - centre))
-
-    def latent(self, X):
-        """Return mean and variance (n_new,) at new rows."""
-        mean, var = self.posterior.latent(X)
-        return self._moved(X, mean), (self.slope * self.spread) ** 2 * var
-
-    def covariance(self, X1, X2):
-        """Return the covariance (n1, n2) between new rows."""
-        return (self.slope * self.spread) ** 2 * self.posterior.covariance(X1, X2)
-
-    def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n_new) at new rows."""
-        return self._moved(X, self.posterior.draw(X, n_samples, rng))
-
-
 def mixed_weights(nodes, weight, slope, temper):
     """Return what predicts from the posteriors of nodes with weight (M,): one as it is, if it may.
 
@@ -170,7 +156,7 @@ def mixed_weights(nodes, weight, slope, temper):
     return AveragedWeights(nodes, weight, slope, temper)
 
 
-class AveragedWeights(AveragedPosterior):
+class AveragedWeights(PredictorCovariances, AveragedPosterior):
     """Mixture with weight (M,) of the posteriors of the weights at several hyperparameters.
 
     Predictors are scaled about the mean of the mixture: their mean is that of the mixture times
@@ -179,13 +165,29 @@ class AveragedWeights(AveragedPosterior):
 
     def __init__(self, nodes, weight, slope=1.0, temper=1.0):
         self.nodes, self.slope, self.temper = nodes, slope, temper
+        self.intercept = nodes[0].intercept
         self.mean = nodes[0].mean
         if len(nodes) > 1:
             self.mean = weight @ np.array([node.mean for node in nodes])
-        predictors = nodes
-        if (slope, temper) != (1.0, 1.0):
-            predictors = [TemperedPredictors(node, self.mean, slope, temper) for node in nodes]
-        super().__init__(predictors, weight)
+        super().__init__(nodes, weight)
+
+    def _scaled(self, X, values):
+        """Return predictors at new rows, scaled about their mean."""
+        centre = with_ones(X, self.intercept) @ self.mean
+        return self.slope * (centre + np.sqrt(self.temper) * (values - centre))
+
+    def moments(self, X):
+        """Return means and variances (M, n_new) of the nodes."""
+        means, variances = super().moments(X)
+        return self._scaled(X, means), self.slope**2 * self.temper * variances
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new) of the predictor, each from one node."""
+        return self._scaled(X, super().draw(X, n_samples, rng))
+
+    def draw_log_prob(self, link, X, n_samples, rng):
+        """Return label log probabilities (n_samples, n_new, 2) of such draws."""
+        return label_log_prob(link, self.draw(X, n_samples, rng))
 
     @property
     def heaviest(self):
@@ -194,37 +196,12 @@ class AveragedWeights(AveragedPosterior):
 
     def latent_mean(self, X):
         """Return the mean (n_new,) of the predictor."""
-        return self.slope * (with_ones(X, self.heaviest.intercept) @ self.mean)
+        return self.slope * (with_ones(X, self.intercept) @ self.mean)
 
-    def covariance(self, X1, X2):
-        """Return the covariance (n1, n2) of the predictor between new rows.
-
-        The nodes meet in the covariances of the weights with the fewer rows, so that the larger
-        matrix is formed once and not for every node.
-        """
-        if len(self.nodes) == 1 or X1 is X2:
-            return super().covariance(X1, X2)
-        if X1.shape[0] < X2.shape[0]:
-            return self.covariance(X2, X1).T
-        B1, B2 = (with_ones(X, self.heaviest.intercept) for X in (X1, X2))
-        out = np.empty((B1.shape[0], B2.shape[0]))
-        for rows in row_blocks(*B2.shape):
-            out[:, rows] = B1 @ self._weight_covariance(B2[rows])
-        return out
-
-    def covariance_with(self, X2):
-        """Return the map from rows X1 to `covariance(X1, X2)`, with what X2 decides kept."""
-        B2 = with_ones(X2, self.heaviest.intercept)
-        if len(self.nodes) == 1 or np.prod(B2.shape) > _KEPT:
-            return lambda X1: self.covariance(X1, X2)
-        joint = self._weight_covariance(B2)
-        return lambda X1: with_ones(X1, self.heaviest.intercept) @ joint
-
-    def _weight_covariance(self, B):
+    def weight_covariance(self, B):
         """Return the covariances (n, n_new) of the weights with the predictor, slopes included."""
-        B = B.toarray() if sp.issparse(B) else B
         apart = np.array([node.mean - self.mean for node in self.nodes])
-        joint = (self.weight * apart.T) @ (apart @ B.T)
+        joint = (self.weight * apart.T) @ (B @ apart.T).T
         for weight, node in zip(self.weight, self.nodes, strict=True):
             joint += weight * node.weight_covariance(B)
         return self.slope**2 * self.temper * joint

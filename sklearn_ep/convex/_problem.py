@@ -27,7 +27,7 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, RowSpec, SampledRows, WholePosterior, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, surely_positive
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -54,9 +54,9 @@ class RowsInMemory:
         return LogisticSites(sign, self.weight, self.bound)
 
     def one_part(self, sign):
-        """Return the `SampledRows`, and the same as `PartedRows`."""
+        """Return the `PartRows`, and the same as `PartedRows`."""
         B, single = self.design.B, is_large(self.design.B.size)
-        rows = SampledRows(B, self.sites(sign), 0, self.seed, single)
+        rows = PartRows(B, self.sites(sign), 0, self.seed, single)
         spec = RowSpec(None, None, self.design.intercept, self.bound, single=single)
 
         def run(worker, numbers, *message):
@@ -86,14 +86,21 @@ class Problem:
     n_rows: int
     lasts: Any
     shape: tuple
+    n_jobs: int | None
     noise: Any = None
     evidence_probes: Any = None
-    n_jobs: int | None = None
 
-    @property
-    def max_iter(self):
-        """Bound of the iterations of one binary problem."""
-        return self.limits.max_iter
+    @classmethod
+    def of(cls, estimator, rows, prior, how, n_rows, shape, n_problems=1):
+        """Return that of an estimator; `how` are variance, solver and limits."""
+        lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
+        if not estimator.warm_start or shape != last_shape:
+            lasts = [None] * n_problems
+        n_jobs = estimator.n_jobs if n_problems == 1 else None
+        variance, solver, limits = how
+        calibration, intercept = estimator.calibration, bool(estimator.fit_intercept)
+        given = rows, prior, variance, solver, limits, calibration, intercept
+        return cls(*given, n_rows, lasts, shape, n_jobs)
 
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
@@ -122,7 +129,7 @@ def fit_exact(problem, sign, monitor, k):
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
     if averaged is None:
         last, scale = Last(step.mean, result.x), at.prior.spread(step.scale)
-        average, nodes = single_node(at.prior, step.scale, log_evidence), [at.node_fit(step)]
+        average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
         last = Last(step.mean, result.x, last.phi)
         average = averaged.at_mode(last.phi, result)
@@ -130,11 +137,18 @@ def fit_exact(problem, sign, monitor, k):
             about = averaged.about(last.phi, step)
             told = dict(n_jobs=problem.n_jobs, monitor=monitor)
             average = averaged.weighed(integrate(averaged, average.nodes[0], **about, **told))
-        nodes = [node.payload for node in average.nodes]
+        steps = [node.payload for node in average.nodes]
         scale, average = averaged.mean_scale(average, problem.prior), _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
+    weight, of_rows = average.weight, rows.weight
+    left = [each.left_out(of_rows) for each in steps]
+    left_out = calibrated(sign, of_rows, weight, left, problem.calibration)
+    moments = np.array([each.inner.s for each in steps]), np.array([each.var for each in steps])
     attributes = dict(
-        **_of_rows(problem, sign, nodes, average.weight),
+        site_precision=steps[int(np.argmax(weight))].inner.site.precision,
+        marginal_variance=mixture_moments(weight, *moments)[1],
+        dof=float(weight @ np.array([each.dof for each in steps])),
+        left_out=left_out,
         scale=scale,
         n_mvm=loop.design.n_products,
         n_newton=loop.n_newton,
@@ -143,22 +157,9 @@ def fit_exact(problem, sign, monitor, k):
         last=last,
         average=average,
     )
-    left_out, posteriors = attributes["left_out"], [fit.posterior for fit in nodes]
-    posterior = mixed_weights(posteriors, average.weight, left_out.slope, left_out.temper)
+    posteriors = [problem.posterior(each) for each in steps]
+    posterior = mixed_weights(posteriors, weight, left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
-
-
-def _of_rows(problem, sign, fits, weight):
-    """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
-    left = [f.cavities for f in fits]
-    means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
-    of_rows = sign, problem.rows.weight, weight, left, problem.calibration
-    return dict(
-        site_precision=fits[int(np.argmax(weight))].precision,
-        marginal_variance=mixture_moments(weight, means, variances)[1],
-        dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(*of_rows),
-    )
 
 
 def fit_sampled(problem, sign, monitor, k):
@@ -218,7 +219,7 @@ def fit_parted(problem, monitor, k):
 def _sampled_parts(problem, rows, monitor, last):
     """Fit with sampled variances; the last answer is how rows are left out."""
     loop, *fit = _sampled(problem, rows, monitor, last)
-    return *fit, (SampledRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
+    return *fit, (PartRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
 
 
 def _natural_parts(problem, rows, monitor, last):
@@ -231,7 +232,7 @@ def _natural_parts(problem, rows, monitor, last):
     log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
     counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
     attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
-    how = SampledRows.left_out, WholePosterior(step.mean, step.system.half)
+    how = PartRows.left_out, step.mean, step.system.half
     return result, log_evidence, attributes, how
 
 
@@ -336,31 +337,14 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     `how` are variance, solver and limits; `state` is what the shape of its state depends on besides
     them.
     """
-    (variance, solver, limits), n = how, len(prior.variance)
+    variance, n = how[0], len(prior.variance)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
     shape = (*state, n, n_problems, variance, prior_mode(estimator))
-    lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
-    if not estimator.warm_start or shape != last_shape:
-        lasts = [None] * n_problems
-    noise = probes = None
+    problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
     if variance != "exact":
-        noise = rademacher(n, estimator.n_variance_samples, rng)
-        probes = evidence_probes(estimator, n, rng)
-    return Problem(
-        rows=rows,
-        prior=prior,
-        variance=variance,
-        solver=solver,
-        limits=limits,
-        calibration=estimator.calibration,
-        intercept=bool(estimator.fit_intercept),
-        n_rows=n_rows,
-        lasts=lasts,
-        shape=shape,
-        noise=noise,
-        evidence_probes=probes,
-        n_jobs=estimator.n_jobs if n_problems == 1 else None,
-    )
+        problem.noise = rademacher(n, estimator.n_variance_samples, rng)
+        problem.evidence_probes = evidence_probes(estimator, n, rng)
+    return problem
 
 
 def make_parted(estimator, run, from_user):
@@ -535,14 +519,5 @@ def _kept(average, prior):
 
 def single_node(prior, scale, log_evidence):
     """Return the `Average` of the one node of a fit whose scale is given or at its mode."""
-    average = given_node(log_evidence)
-    if not prior.learn:
-        return average
-    phi = np.atleast_1d(prior.in_units(np.log(prior.spread(scale))))
-    return average._replace(nodes=[average.nodes[0]._replace(phi=phi)])
-
-
-def given_node(log_evidence=np.nan):
-    """Return the `Average` of the one node, without a coordinate, of a prior that is given."""
-    node = Node(np.empty(0), log_evidence, 0.0, np.empty(0), 0.0, None)
-    return Average([node], np.ones(1), log_evidence)
+    phi = np.atleast_1d(prior.in_units(np.log(prior.spread(scale)))) if prior.learn else np.empty(0)
+    return Average.alone(Node(phi, log_evidence, 0.0, np.empty(0), 0.0, None))

@@ -78,10 +78,6 @@ class _Measured(NamedTuple):
 _BY = _Measured()
 
 
-def _is_matrix(A):
-    return sp.issparse(A) or isinstance(A, np.ndarray)
-
-
 def _is_operator(A):
     return isinstance(A, LinearOperator)
 
@@ -119,7 +115,7 @@ class StackedDesign:
     @property
     def matrices(self):
         """Whether entries of both parts are there to be looked at."""
-        return _is_matrix(self.X) and (self.C is None or _is_matrix(self.C))
+        return not (_is_operator(self.X) or _is_operator(self.C))
 
     def dot(self, u):
         """Return [X u; C u] for a vector or a matrix of columns."""
@@ -355,7 +351,7 @@ class RegressionLoop:
 def _asked(loop):
     """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
     design = loop.design
-    if _is_matrix(design.X):
+    if not _is_operator(design.X):
         total = float(design.squares().sum())
     else:
         total = float(np.mean(np.sum(design.dot(loop.signs)[: design.n_rows] ** 2, axis=0)))
@@ -371,7 +367,7 @@ def _scale_from_data(loop):
     asked = _asked(loop)
     if not (loop.prior.learn and asked > 0):
         return 1.0
-    if _is_matrix(loop.design.X):
+    if not _is_operator(loop.design.X):
         squares = loop.design.squares()
         mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
         asked = loop.total * loop.size / (len(squares) * np.exp(mean))
@@ -677,7 +673,7 @@ def _prior_operator(C, d, learn):
     """Return C, dense, CSR or an operator, or None, and the log determinant of a square one."""
     if C is None:
         return None, 0.0
-    if not isinstance(C, LinearOperator):
+    if not _is_operator(C):
         C = check_array(C, dtype=np.float64, accept_sparse="csr", input_name="prior_operator")
     if C.shape[1] != d:
         raise ValueError(f"prior_operator has {C.shape[1]} columns, X has {d}.")
@@ -687,7 +683,7 @@ def _prior_operator(C, d, learn):
             "learn_prior=True needs a prior_operator that is None or square: the normaliser of "
             "the prior is not known otherwise."
         )
-    if not square or isinstance(C, LinearOperator) or d > _BY.exact:
+    if not square or _is_operator(C) or d > _BY.exact:
         return C, np.nan if square else 0.0
     return C, float(np.linalg.slogdet(C.toarray() if sp.issparse(C) else C)[1])
 

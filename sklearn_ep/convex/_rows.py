@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
-from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
+from ._calibration import LeftOut, ScoreSums, cavities, most_likely, rows_left_out
 from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
@@ -59,13 +59,6 @@ class RowSpec(NamedTuple):
     def of_class(self, k):
         """Return the `RowSpec` of a new fit of class k against the rest."""
         return self._replace(positive=k, token=secrets.token_hex(8))
-
-
-class WholePosterior(NamedTuple):
-    """A posterior of all coefficients: mean u (n,), and R (n, n) with covariance R'R, or None."""
-
-    mean: np.ndarray
-    root: np.ndarray | None
 
 
 class SiteSums(NamedTuple):
@@ -178,19 +171,36 @@ def row_signs(first, n_rows, columns, seed):
     return np.where(bits >> np.uint64(63), 1.0, -1.0)
 
 
+def _marginals(B, mean, root):
+    """Return means and variances of rows; R'R with R = `root`, or None, is the covariance."""
+    s, z = B @ mean, np.zeros(B.shape[0])
+    if root is not None:
+        half = B @ root.T
+        z = np.einsum("ij,ij->i", half, half)
+    return s, z
+
+
 class PartRows:
-    """Rows of a partition: B with ones for an intercept, and their logistic sites."""
+    """Rows of a part: B with ones for an intercept, and their logistic sites.
 
-    def __init__(self, B, sites):
+    With sampled variances they have a state that follows from the messages, kept between visits.
+    `first` is the number of the first row among all and `seed` that of the signs which belong to
+    rows; with `single` products with many columns are in single precision.
+    """
+
+    def __init__(self, B, sites, first, seed, single):
         self.B, self.sites = B, sites
+        self.first, self.seed, self.single = first, seed, single
+        self.n_anchors, self.z = 0, None
+        self._memo: dict[str, Any] = {}
 
-    def sums(self, posterior):
-        """Return the `SiteSums` of the rows at a `WholePosterior`, in blocks of rows."""
+    def sums(self, mean, root):
+        """Return the `SiteSums` of the rows at a posterior, in blocks of rows."""
         q, n = self.B.shape
         value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
         for block in row_blocks(q, n):
             B = self.B if q <= block.stop - block.start else self.B[block]
-            s, z = _marginals(B, posterior)
+            s, z = _marginals(B, mean, root)
             f = self.sites.of_rows(block).penalty(s, z)
             value += float(np.sum(f.value))
             slope += B.T @ f.slope
@@ -198,38 +208,16 @@ class PartRows:
             dof += float(f.precision @ z)
         return SiteSums(value, slope, gram, dof)
 
-    def left_out(self, posterior):
-        """Return the `RowsLeftOut` of the rows without their sites in a `WholePosterior`."""
-        each = [_marginals(self.B[block], posterior) for block in row_blocks(*self.B.shape)]
+    def left_out(self, mean, root):
+        """Return the `RowsLeftOut` of the rows without their sites in a posterior."""
+        each = [_marginals(self.B[block], mean, root) for block in row_blocks(*self.B.shape)]
         return self._without_sites(*(np.concatenate(v) for v in zip(*each, strict=True)))
 
     def _without_sites(self, s, z):
         """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
         f = self.sites.penalty(s, z)
         left = cavities(s, z, f.slope, f.precision, self.sites.weight)
-        return one_node(self.sites.sign, self.sites.weight, left)[0]
-
-
-def _marginals(B, posterior):
-    s, z = B @ posterior.mean, np.zeros(B.shape[0])
-    if posterior.root is not None:
-        half = B @ posterior.root.T
-        z = np.einsum("ij,ij->i", half, half)
-    return s, z
-
-
-class SampledRows(PartRows):
-    """Rows of a part with the state that follows from the messages, kept between visits.
-
-    `first` is the number of the first row among all and `seed` that of the signs which belong to
-    rows; with `single` products with many columns are in single precision.
-    """
-
-    def __init__(self, B, sites, first, seed, single):
-        super().__init__(B, sites)
-        self.first, self.seed, self.single = first, seed, single
-        self.n_anchors, self.z = 0, None
-        self._memo: dict[str, Any] = {}
+        return rows_left_out(self.sites.sign, self.sites.weight, np.ones(1), [left])[0]
 
     @cached_property
     def fast(self):
@@ -334,17 +322,17 @@ class SampledRows(PartRows):
 
 
 def _read(part, k, spec):
-    """Return the `SampledRows` of partition k."""
+    """Return the `PartRows` of partition k."""
     X, y, weight = read_part(part, k, classifier=True)
     index = np.searchsorted(spec.classes, y)
     sign = np.where(index == spec.positive, 1.0, -1.0)
     sites = LogisticSites(sign, weight * spec.class_weight[index], spec.bound)
-    return SampledRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
+    return PartRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
 
 
 def _rows_of(part, k, spec):
     """Return the same, from memory if this process has kept them; those in memory as they are."""
-    if isinstance(part, SampledRows):
+    if isinstance(part, PartRows):
         return part
     rows = MEMORY.find(spec.token, k)
     if rows is None:
@@ -356,7 +344,7 @@ def _rows_of(part, k, spec):
 
 
 def _answered(part, k, spec, what, *message):
-    """Return what a function of `SampledRows` says of the rows of partition k."""
+    """Return what a function of `PartRows` says of the rows of partition k."""
     return what(_rows_of(part, k, spec), *message)
 
 
@@ -430,14 +418,14 @@ class PartedRows:
         return add_up(self.run(_column_sums, range(self.n_parts), self.spec))
 
     def visit(self, what, *message):
-        """Return what a function of `SampledRows` says of all parts, added up."""
+        """Return what a function of `PartRows` says of all parts, added up."""
         self.n_visits += 1
         return add_up(self.run(_answered, range(self.n_parts), self.spec, what, *message))
 
     def left_out(self, form, *state):
         """Return the `LeftOut` of the rows.
 
-        `form` gives the `RowsLeftOut` of `SampledRows`, `state` is the posterior it takes.
+        `form` gives the `RowsLeftOut` of `PartRows`, `state` is the posterior it takes.
         """
         begun = self.n_visits
 
@@ -449,7 +437,7 @@ class PartedRows:
             self.n_visits += 1
             return add_up(answers)
 
-        slope, temper = np.exp(best_of_sums(self.n_rows, sums))
+        slope, temper = np.exp(most_likely(sums))
         return LeftOut(float(slope), float(temper))
 
 
@@ -484,10 +472,6 @@ def product_sums(rows, point, columns, *anchors):
     """Return B' diag(weight) B V; `columns` are V and whether curvatures weigh."""
     V, curvature = columns
     weight = rows.weight(point, anchors, curvature)
-    if V.ndim == 2 and V.shape[1] == 2 and sp.issparse(rows.fast):
-        # scipy takes longer for two columns at once than for one after the other
-        each = [rows.fast.T @ (weight * (rows.fast @ v)) for v in V.T.copy()]
-        return VectorSum(np.column_stack(each))
     product = rows.fast @ V
     product *= weight if V.ndim == 1 else weight[:, None]
     return VectorSum(rows.fast.T @ product)

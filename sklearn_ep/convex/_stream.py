@@ -14,7 +14,7 @@ from .._estimator.fitting import BinaryFit
 from ._double_loop import ExactFit
 from ._parameters import SIZES, CarriedPrior, Limits, given_variance, is_flat, prior_variances
 from ._posterior import WeightPosterior
-from ._problem import given_node
+from ._problem import single_node
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, DualSystem, PrimalSystem, low_rank_system
 
@@ -81,7 +81,7 @@ class BatchPlan:
         # coefficients less what the prior explains
         dof = np.sum(1.0 - self.prior * posterior.coefficient_variance())
         nothing = dict.fromkeys(("n_mvm", "n_newton", "n_passes", "evidence_std"), 0)
-        attributes = dict(dof=dof, average=given_node(), **nothing)
+        attributes = dict(dof=dof, average=single_node(prior, 1.0, np.nan), **nothing)
         return BinaryFit(posterior, result.history, result.reason, step.objective, attributes)
 
 

@@ -91,26 +91,10 @@ class Design:
 
 def with_ones(X, intercept):
     """Return X with a column of ones appended, CSR if it is sparse."""
+    ones = np.ones((X.shape[0], 1))
     if sp.issparse(X):
-        X = X.tocsr()
-        return _sparse_with_ones(X) if intercept else X
-    return np.column_stack([X, np.ones(len(X))]) if intercept else np.ascontiguousarray(X)
-
-
-def _sparse_with_ones(X):
-    """Append to each row of a CSR matrix its entry of the last column: `hstack` sorts all again."""
-    if not X.has_canonical_format:
-        X = X.copy()
-        X.sum_duplicates()
-    n, q = X.shape
-    size = X.nnz + n
-    index = np.int32 if max(size, q) < np.iinfo(np.int32).max else np.int64
-    indptr = (X.indptr + np.arange(n + 1)).astype(index)
-    old = np.ones(size, dtype=bool)
-    old[indptr[1:] - 1] = False
-    data, indices = np.ones(size, dtype=np.result_type(X, float)), np.full(size, q, dtype=index)
-    data[old], indices[old] = X.data, X.indices
-    return type(X)((data, indices, indptr), shape=(n, q + 1))
+        return sp.hstack([X, ones], format="csr") if intercept else X.tocsr()
+    return np.hstack([X, ones]) if intercept else np.ascontiguousarray(X)
 
 
 def with_data(B, data):
@@ -134,29 +118,20 @@ def leave_one_out(B, variances, copy_precision):
     """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
 
     `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row. In the
-    precision of a sparse B.
+    precision of B.
     """
     out = np.empty(B.shape[0])
     width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
-    if sp.issparse(B):
-        variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
+    variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
     for rows in row_blocks(B.shape[0], 8 * width):
+        block = squared(B[rows])
+        share, own, copy = block, variances, copy_precision[rows][:, None]
         if sp.issparse(B):
-            ends = B.indptr[rows.start : rows.stop + 1]
-            own = slice(ends[0], ends[-1])
-            share = B.data[own] ** 2
-            share *= variances[B.indices[own]]
-            rest = np.repeat(copy_precision[rows], np.diff(ends))
-            rest *= share
-            share /= np.subtract(1.0, rest, out=rest)
-            block = type(B)(
-                (share, B.indices[own], ends - ends[0]), shape=(len(ends) - 1, len(variances))
-            )
-            out[rows] = np.asarray(block.sum(axis=1)).ravel()
-        else:
-            block = B[rows]
-            share = block * block * variances
-            out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
+            share, own = block.data, variances[block.indices]
+            copy = np.repeat(copy_precision[rows], np.diff(block.indptr))
+        share *= own
+        share /= 1.0 - copy * share
+        out[rows] = np.asarray(block.sum(axis=1)).ravel()
     return out
 
 
@@ -489,15 +464,6 @@ class IterativeSystem(SolvedByProducts, PerturbedDraws):
         product = self.weight[:, None] * self.design.dot(V)
         return self.prior_precision[:, None] * V + self.design.tdot(product)
 
-    def covariance(self, B1, B2):
-        """Return B1 A^-1 B2' by one solve a row of B2."""
-        out = np.empty((B1.shape[0], B2.shape[0]))
-        for rows in row_blocks(B2.shape[0], sum(self.design.shape)):
-            block = B2[rows].T
-            right = block.toarray() if sp.issparse(block) else np.ascontiguousarray(block)
-            out[:, rows] = B1 @ self.solve(right)
-        return out
-
 
 class ScaledJacobi(DiagonalCovariance):
     """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
@@ -530,10 +496,6 @@ class ScaledJacobi(DiagonalCovariance):
     def solve(self, right):
         """Return the product of the covariance with a vector or columns."""
         return super().solve(right) + self.shared.T @ (self.shared @ right)
-
-    def covariance(self, B1, B2):
-        """Return the covariance of two sets of rows."""
-        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
 
     def draw(self, n_samples, rng):
         """Return draws (n_samples, n) of the coefficients about their mean."""

@@ -33,7 +33,6 @@ from ._rows import (
     Candidate,
     PartRows,
     Point,
-    WholePosterior,
     advance_sums,
     calibration_sums,
     diagonal_sums,
@@ -541,14 +540,10 @@ class NaturalGradient:
         self.n = len(self.prior.variance)
         self._lower = np.tril_indices(self.n)
 
-    def _visited(self, mean, root):
-        """Return the `SiteSums` of all rows."""
-        return self.rows.visit(PartRows.sums, WholePosterior(mean, root))
-
     def start(self):
         """Return the state to start from, by one visit at zero."""
         scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
-        sums = self._visited(np.zeros(self.n), None)
+        sums = self.rows.visit(PartRows.sums, np.zeros(self.n), None)
         # sites are weaker where their predictors have a variance; halved or doubled, the share
         # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
         A = 0.4 * sums.gram
@@ -571,7 +566,7 @@ class NaturalGradient:
         A, h, scale = self._unpack(x)
         system = PrimalSystem.of(A)
         root, mean = system.half, system.solve(h)
-        sums = self._visited(mean, root)
+        sums = self.rows.visit(PartRows.sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
         prior = self.prior.penalty(mean, variances[:m], scale)
         target = sums.gram

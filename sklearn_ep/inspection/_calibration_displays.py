@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_number, check_seen
-from ._drawing import axes_or_new, check_index, percent, step_with
+from ._drawing import Display, check_index, percent, step_with
 
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
@@ -60,7 +60,7 @@ def _plain_ticks(axis):
 
 
 @dataclass(eq=False, repr=False)
-class HyperparameterDisplay:
+class HyperparameterDisplay(Display):
     """Nodes over which hyperparameters were averaged, with their weights.
 
     One coordinate is drawn as weights against values; of several, two as points whose area is the
@@ -147,10 +147,9 @@ class HyperparameterDisplay:
             check_index("problem", problem, len(nodes))
             nodes, weights = nodes[problem], weights[problem]
         name = type(model).__name__
-        display = cls(
+        return cls(
             nodes, weights, model.hyper_names_, parameters=parameters, estimator_name=name
-        )
-        return display.plot(ax=ax, **kwargs)
+        ).plot(ax=ax, **kwargs)
 
     def _places(self):
         """Return which coordinates to draw."""
@@ -167,24 +166,9 @@ class HyperparameterDisplay:
             raise ValueError(f"parameters must be {n_drawn} of {names}, got {self.parameters!r}.")
         return [names.index(p) for p in self.parameters]
 
-    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.scatter`, or to `Axes.vlines` for a single coordinate.
-
-        Returns
-        -------
-        display : HyperparameterDisplay
-            The display itself.
-        """
+    def _draw(self, ax, **kwargs):
         places = self._places()
         shown = [_shown(self.names[k], self.nodes[:, k]) for k in places]
-        ax = axes_or_new(ax)
         (label, values, scale), *more = shown
         ax.set(xscale=scale, xlabel=label, title=self.estimator_name)
         if more:
@@ -196,12 +180,10 @@ class HyperparameterDisplay:
             ax.set(ylabel="weight", ylim=(0.0, None))
         for axis in (ax.xaxis, ax.yaxis):
             _plain_ticks(axis)
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
 
 
 @dataclass(eq=False, repr=False)
-class ReliabilityDisplay:
+class ReliabilityDisplay(Display):
     """Observed share against stated probability, with the band in which chance leaves it.
 
     Unlike a calibration curve alone it says how many cases are behind each point, and how far off
@@ -383,23 +365,7 @@ class ReliabilityDisplay:
         display = cls(mean, share, band, counts[kept], level=level, estimator_name=name)
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure. Axes with other models get one more, in the next
-            colour.
-        **kwargs : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : ReliabilityDisplay
-            The display itself.
-        """
-        ax = axes_or_new(ax)
+    def _draw(self, ax, **kwargs):
         before = len(ax.containers)  # models that are there already
         style = {
             "fmt": "o-",
@@ -420,5 +386,3 @@ class ReliabilityDisplay:
         ax.set(xlabel="stated probability", ylabel="observed share", yticks=np.linspace(0, 1, 6))
         # below the axes, since a curve may run anywhere
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
-        self.ax_, self.figure_ = ax, ax.figure
-        return self

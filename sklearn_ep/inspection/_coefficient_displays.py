@@ -16,7 +16,7 @@ from .._estimator.summary import interval_of
 from .._estimator.tables import column_at, names_of
 from ._drawing import (
     MOST_LABELS,
-    axes_or_new,
+    Display,
     check_index,
     percent,
     pyplot,
@@ -29,7 +29,7 @@ _MOST_NAMES = 36  # of features that stand upright below an axis and can be read
 
 
 @dataclass(eq=False, repr=False)
-class InclusionDisplay:
+class InclusionDisplay(Display):
     """Posterior inclusion probabilities with the coefficients of the features that are in.
 
     Parameters
@@ -112,7 +112,7 @@ class InclusionDisplay:
         check_number("threshold", threshold, 0, 1)
         models = "SpikeSlabRegressor or SpikeSlabClassifier"
         model = step_with(estimator, "inclusion_proba_", models)
-        display = cls(
+        return cls(
             model.inclusion_proba_,
             np.ravel(model.coef_),
             model.coef_interval(level).reshape(-1, 2),
@@ -120,8 +120,7 @@ class InclusionDisplay:
             threshold=threshold,
             feature_names=names_at_last_step(estimator),
             sets=sets,
-        )
-        return display.plot(ax=ax, **kwargs)
+        ).plot(ax=ax, **kwargs)
 
     def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
@@ -138,13 +137,16 @@ class InclusionDisplay:
         display : InclusionDisplay
             The display itself.
         """
-        if ax is None:
-            figure, (ax, below) = pyplot().subplots(2, sharex=True, layout="constrained")
-            self._draw_coefficients(below)
-            self.ax_, self.figure_ = np.array([ax, below]), figure
-        else:
-            self.ax_, self.figure_ = ax, ax.figure
+        if ax is not None:
             ax.set_xlabel("feature")
+            return super().plot(ax, **kwargs)
+        axes = pyplot().subplots(2, sharex=True, layout="constrained")[1]
+        self._draw_coefficients(axes[1])
+        super().plot(axes[0], **kwargs)
+        self.ax_ = axes
+        return self
+
+    def _draw(self, ax, **kwargs):
         place = np.arange(len(self.inclusion))
         on = self.inclusion > self.threshold
         ax.vlines(place, 0, self.inclusion, **{"color": np.where(on, "C3", "0.6"), **kwargs})
@@ -152,7 +154,6 @@ class InclusionDisplay:
         ax.set(ylabel="inclusion probability", ylim=(0, 1.02))
         self._draw_sets(ax)
         self._name(ax, place[on])
-        return self
 
     def _draw_sets(self, ax):
         """Mark the members of each set, which the legend gives with its size and probability."""
@@ -184,7 +185,7 @@ class InclusionDisplay:
 
 
 @dataclass(eq=False, repr=False)
-class CoefficientIntervalDisplay:
+class CoefficientIntervalDisplay(Display):
     """Posterior means of coefficients with their intervals.
 
     Parameters
@@ -287,7 +288,7 @@ class CoefficientIntervalDisplay:
         names = _names_of_coefficients(estimator, len(mean), class_index, feature_names)
         interval = model.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
         drawn = strongest(dict(mean=mean, sd=std, interval=interval, name=names), top, sort)
-        display = cls(
+        return cls(
             drawn["mean"],
             drawn["interval"],
             [str(name) for name in drawn["name"]],
@@ -295,25 +296,12 @@ class CoefficientIntervalDisplay:
             n_coefficients=len(mean),
             estimator_name=type(model).__name__,
             class_name=_class_of(model, class_index),
-        )
-        return display.plot(ax=ax, **kw)
+        ).plot(ax=ax, **kw)
 
-    def plot(self, ax: Any = None, **kw: Any) -> Self:
-        """Draw the display.
+    def _n_labelled(self):
+        return len(self.mean)
 
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kw : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : CoefficientIntervalDisplay
-            The display itself.
-        """
-        ax = axes_or_new(ax, len(self.mean))
+    def _draw(self, ax, **kw):
         rows = np.arange(len(self.mean))[::-1]
         style = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, **kw}
         ax.errorbar(self.mean, rows, xerr=_arms(self.mean, self.interval), **style)
@@ -324,12 +312,10 @@ class CoefficientIntervalDisplay:
             xlabel=f"coefficient{of_class}, {percent(self.level)} interval",
             title=some_of(self.estimator_name, len(rows), self.n_coefficients),
         )
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
 
 
 @dataclass(eq=False, repr=False)
-class GroupEffectsDisplay:
+class GroupEffectsDisplay(Display):
     """Caterpillar plot: posterior mean and interval of each group's effect, in increasing order.
 
     Parameters
@@ -464,7 +450,7 @@ class GroupEffectsDisplay:
         factor_name, effect_name = _names_of(model, factor, effect, names)
         if len(model.classes_) > 2:
             effect_name += f", class {model.classes_[class_index]}"
-        display = cls(
+        return cls(
             drawn["mean"],
             drawn["sd"],
             drawn["label"],
@@ -474,27 +460,14 @@ class GroupEffectsDisplay:
             estimator_name=type(model).__name__,
             factor_name=factor_name,
             n_groups=len(known),
-        )
-        return display.plot(ax=ax, **kwargs)
+        ).plot(ax=ax, **kwargs)
 
-    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
-        """Draw the display.
+    def _n_labelled(self):
+        return len(self.mean) if len(self.mean) <= MOST_LABELS else 0
 
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : GroupEffectsDisplay
-            The display itself.
-        """
+    def _draw(self, ax, **kwargs):
         order = np.argsort(self.mean)
-        labelled = len(order) <= MOST_LABELS
-        ax = axes_or_new(ax, len(order) if labelled else 0)
+        labelled = self._n_labelled() > 0
         mean = self.mean[order]
         arms = _arms(mean, interval_of(mean, self.std[order], self.level))
         style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
@@ -515,8 +488,6 @@ class GroupEffectsDisplay:
             title=self._title(),
         )
         ax.set_ylim(-1, len(order))  # no empty rows where there are many
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
 
     def _title(self):
         """Return estimator, factor, and how many of its levels are drawn."""
@@ -588,28 +559,23 @@ def _names_of(estimator, factor, effect, names):
 
     `names` are those of the columns of X, None if they have none.
     """
-    effects, scales = estimator.group_effects_, estimator.summary(feature_names=names).scales
-    effects = effects if isinstance(effects, list) else [effects]
-    widths = [e.shape[-1] for e in effects]
-    # scales go factor by factor; numbers may count both from the end
-    first, column = np.cumsum([0, *widths])[:-1][factor], np.arange(widths[factor])[effect]
-    name = str(scales["effect"][first + column])
-    words = "the intercept" if column == 0 else f"the slope of {name}"
-    if estimator.group_column is None:
-        of = str(scales["factor"][first])  # a bare number says nothing on an axis
-        return (f"factor {of}" if of.isdigit() else of), f"effect on {words}"
-    columns = estimator.group_column
-    column = columns[factor] if isinstance(columns, list) else columns
-    return _name_of_column(column, names), f"effect on {words}"
+    scales = estimator.summary(feature_names=names).scales
+    name = list(dict.fromkeys(scales["factor"]))[factor]
+    effects = scales["effect"][scales["factor"] == name]
+    column = range(len(effects))[effect]  # numbers may count from the end
+    on = f"the slope of {effects[column]}" if column else "the intercept"
+    words = [_in_words(part, estimator.group_column, names) for part in name.split(":")]
+    return ":".join(words), f"effect on {on}"
 
 
-def _name_of_column(column, names):
-    """Return the name of a group column in words, of a combination those of its columns."""
-    if isinstance(column, tuple):
-        return ":".join(_name_of_column(c, names) for c in column)
-    if isinstance(column, str):
-        return column
-    return f"column {column}" if names is None else str(names[column])
+def _in_words(part, group_column, names):
+    """Return the name of a group column; of one that has a number alone a name for an axis."""
+    known = () if names is None else list(names)
+    if part in known or not part.lstrip("-").isdigit():
+        return part
+    if group_column is None:
+        return f"factor {part}"
+    return str(names[int(part)]) if known else f"column {part}"
 
 
 def _labels_of(estimator, X, groups, factor):

@@ -1,5 +1,7 @@
 """What all displays share: which estimators they take, where they draw, and words on axes."""
 
+from typing import Any, Self
+
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
@@ -56,25 +58,36 @@ def pyplot():
     return plt
 
 
-def axes_or_new(ax, n_rows=0):
-    """Return the axes to draw on, new ones if there are none.
+class Display:
+    """Picture of what it holds. A subclass offers `_draw(ax, **kwargs)`."""
 
-    Parameters
-    ----------
-    ax : matplotlib Axes or None
-        Where to draw, if anywhere.
-    n_rows : int, default=0
-        Labelled rows that will be drawn on top of each other; a new figure is high enough.
+    _draw: Any
 
-    Returns
-    -------
-    ax : matplotlib Axes
-        The same, or the axes of a new figure.
-    """
-    if ax is not None:
-        return ax
-    height = max(4.8, 1.2 + _ROW_HEIGHT * n_rows)
-    return pyplot().subplots(figsize=(6.4, height), layout="constrained")[1]
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed on as `from_estimator` says.
+
+        Returns
+        -------
+        display : Display
+            The display itself.
+        """
+        if ax is None:
+            size = 6.4, max(4.8, 1.2 + _ROW_HEIGHT * self._n_labelled())
+            ax = pyplot().subplots(figsize=size, layout="constrained")[1]
+        self._draw(ax, **kwargs)
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+    def _n_labelled(self):
+        """Return how many rows with a label are drawn on top of each other."""
+        return 0
 
 
 def percent(level):

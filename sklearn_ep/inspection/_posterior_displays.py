@@ -11,11 +11,11 @@ from sklearn.utils.validation import check_is_fitted
 from .._estimator.checks import check_number, check_seen
 from .._estimator.pipelines import rows_at_last_step
 from .._estimator.tables import table_like
-from ._drawing import axes_or_new, step_with
+from ._drawing import Display, step_with
 
 
 @dataclass(eq=False, repr=False)
-class ConvergenceDisplay:
+class ConvergenceDisplay(Display):
     """Residual, and log evidence or objective, against iterations, phases of the fit marked.
 
     Parameters
@@ -82,32 +82,16 @@ class ConvergenceDisplay:
         model = step_with(estimator, "history_", "estimator of this package")
         history = model.history_
         name = next((n for n in ("log_evidence", "objective") if n in history), None)
-        display = cls(
+        return cls(
             history["residual"],
             tol=model.tol,
             objective=None if name is None else history[name],
             objective_name=(name or "").replace("_", " "),
             phase=history["phase"],
             estimator_name=type(model).__name__,
-        )
-        return display.plot(ax=ax, **kwargs)
+        ).plot(ax=ax, **kwargs)
 
-    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.plot` for the residual.
-
-        Returns
-        -------
-        display : ConvergenceDisplay
-            The display itself.
-        """
-        ax = axes_or_new(ax)
+    def _draw(self, ax, **kwargs):
         steps = np.arange(1, len(self.residual) + 1)
         style = {"marker": "o", "markersize": 3, "color": "C0", **kwargs}
         lines = ax.plot(steps, self.residual, label="residual", **style)
@@ -123,8 +107,6 @@ class ConvergenceDisplay:
             lines += twin.plot(steps, self.objective, color="C1", label=self.objective_name)
         # below the axes, since lines may run anywhere
         ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
 
     def _mark_phases(self, ax):
         """Shade every second run of iterations of one kind, and name each at its outer end."""
@@ -145,7 +127,7 @@ class ConvergenceDisplay:
 
 
 @dataclass(eq=False, repr=False)
-class LatentDisplay:
+class LatentDisplay(Display):
     """Class probability and standard deviation of the latent function over two features.
 
     Parameters
@@ -263,7 +245,7 @@ class LatentDisplay:
         names = getattr(estimator, "feature_names_in_", ("feature 0", "feature 1"))
         grid = table_like(X, grid)
         std = np.sqrt(model.latent_mean_and_variance(rows_at_last_step(estimator, grid))[1])
-        display = cls(
+        return cls(
             x0,
             x1,
             estimator.predict_proba(grid)[:, 1].reshape(x0.shape),
@@ -274,25 +256,9 @@ class LatentDisplay:
             marked=marked,
             feature_names=names,
             class_names=estimator.classes_,
-        )
-        return display.plot(ax=ax, **kwargs)
+        ).plot(ax=ax, **kwargs)
 
-    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.contourf` for the probability.
-
-        Returns
-        -------
-        display : LatentDisplay
-            The display itself.
-        """
-        ax = axes_or_new(ax)
+    def _draw(self, ax, **kwargs):
         style = {"levels": np.linspace(0, 1, 21), "cmap": "RdBu_r", "alpha": 0.75, **kwargs}
         filled = ax.contourf(self.x0, self.x1, self.proba, **style)
         names = ("0", "1") if self.class_names is None else self.class_names
@@ -318,5 +284,3 @@ class LatentDisplay:
         ax.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
         ax.set_xlim(self.x0.min(), self.x0.max())
         ax.set_ylim(self.x1.min(), self.x1.max())
-        self.ax_, self.figure_ = ax, ax.figure
-        return self

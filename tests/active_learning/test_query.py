@@ -398,9 +398,10 @@ def test_covariances_of_averaged_weights_are_those_of_their_mixture(form, d):
     (posterior,) = e._posteriors
     assert len(posterior.nodes) > 1
     for first, second in ((X[50:], X[:20]), (X[:1], X[50:])):
-        cov = np.array([own.covariance(first, second) for own in posterior.posteriors])
-        sides = [[own.latent(rows)[0] for own in posterior.posteriors] for rows in (first, second)]
-        want = mixture_covariance(posterior.weight, cov, *map(np.array, sides))
+        cov = np.array([own.covariance(first, second) for own in posterior.nodes])
+        cov *= posterior.slope**2 * posterior.temper
+        sides = [posterior.moments(rows)[0] for rows in (first, second)]
+        want = mixture_covariance(posterior.weight, cov, *sides)
         found = e.latent_covariance(form(first), form(second))
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-11)
 
