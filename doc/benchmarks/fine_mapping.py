@@ -6,8 +6,9 @@
 
 Columns are those of 574 people and 1,001 genetic variants (susieR's N3finemapping); without data
 they are made, each correlated with its neighbours. Effects are 1 to 5, normal, at random columns,
-with .02 to .4 of the variance of y. Peers, where installed: SuSiE (pysusie), abess; stability
-selection with the lasso on every tenth replicate. A set is the smallest of at least level .95, and
+with .02 to .4 of the variance of y. Peers, where installed: SuSiE (pysusie), abess, and on every
+tenth replicate knockoffs (knockpy); there stability selection with the lasso as well. A set is the
+smallest of at least level .95, and
 "stated" is the mean of what the sets state: what covers so often is calibrated. The own rule of
 the spike and slab for sets is an expected share of false ones of .1, that of SuSiE the level. At
 this level the methods have different shares of false sets; so "power of sets at .1 false" is that
@@ -119,6 +120,13 @@ def stability(X, y):
     return Found(None, times >= 12)
 
 
+def knockoffs(X, y):
+    """Columns by Gaussian knockoffs and the lasso, at a false discovery rate of .1."""
+    from knockpy import KnockoffFilter
+
+    return Found(None, KnockoffFilter("lasso", "gaussian").forward(X, y, fdr=0.1) > 0)
+
+
 def log_loss(on, truth):
     """Log loss of the inclusion of all columns of a replicate."""
     p = np.clip(np.where(truth, on, 1 - on), CLIP, None)
@@ -212,6 +220,8 @@ def main():
         methods["SuSiE"] = (susie, 1)
     if find_spec("abess"):
         methods["abess"] = (abess, 1)
+    if find_spec("knockpy"):
+        methods["knockoffs"] = (knockoffs, 10)
     methods["Lasso, stability"] = (stability, 10)
     stored = []
     if args.only:

@@ -4,9 +4,13 @@ A step takes a column that is in out of the model, or none, and draws what goes 
 columns or none, given the others: so a signal moves between copies in one step, and between
 correlated columns as between the columns of a single effect (Wang et al. 2020), with the others
 drawn and not averaged. What the step knows of all columns is kept: its probabilities and the
-columns that stay in say what is in, and so do the probabilities alone, as a column of k is drawn in
-one of k + 2 steps. The first way hardly errs for columns that are nearly always in, the second one
-for the others, and inclusion is a weighted mean of both: with half of the error on genotypes.
+columns that stay in say what is in, and so do the probabilities alone, as it is known how often a
+column of k is drawn. The first way hardly errs for columns that are nearly always in, the second
+one for the others, and inclusion is a weighted mean of both: with half of the error on genotypes.
+
+Few columns of large effects and many of small ones may explain responses as well. One column at a
+time a chain takes thousands of steps from the ones to the others. So several go in or out together,
+and the ratio changes with their number: the memory of how many are in is a third as long.
 
 Many chains run in parallel, from different models. The first quarter of their steps, which lead
 there, is thrown away. How far the chains differ is the error.
@@ -17,6 +21,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import gammaln
 
 
 class _Lengths(NamedTuple):
@@ -27,12 +32,14 @@ class _Lengths(NamedTuple):
     round: int = 200  # steps
     work: float = 6.5e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
-    patience: int = 4  # times that, where chains do not agree
-    agreed: float = 0.02  # error up to which they do: the largest of 200 fits on genotypes was .025
+    patience: int = 2  # times that, where chains do not agree
+    agreed: float = 0.01  # error up to which they do: two runs then differ by some .025 at most
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
-    ratio_every: int = 4  # steps: the ratio moves slowly and alone
+    moves_every: int = 4  # steps: of the ratio, and of many columns
+    many: tuple = (1, 2, 4, 8)  # columns that go in or out together: a fifth is accepted
+    widths: tuple = (9, 17, 33)  # columns in: models are solved beside those of like width
     start: int = 10  # most columns that a chain starts with, all of them different
     error: float = 0.005  # largest standard error of an inclusion at which chains end
     doubtful: float = 0.05  # that of a warning
@@ -84,27 +91,22 @@ class ModelDraws:
 
     @cached_property
     def kept(self):
-        """Draws that predict: equal ones are one, and of many only every so many stays."""
-        models, log_ratio, weight = self._distinct(1)
-        most = min(_LENGTHS.kept, _LENGTHS.kept_entries // models.shape[1] ** 2)
-        if len(models) > most:
-            drawn = sum(len(m) for m in self.models)
-            models, log_ratio, weight = self._distinct(-(-drawn // most))
-        return KeptModels(models, log_ratio, weight / weight.sum())
-
-    def _distinct(self, step):
-        """Return the different models, log ratios and weights of every so many steps."""
-        d, parts = self.by_chain.shape[1], self.models[::step]
+        """Draws that predict: equal ones are one, and of many a part stays."""
+        d, parts = self.by_chain.shape[1], self.models
         every = np.full((sum(map(len, parts)), max(m.shape[1] for m in parts)), d)
         ends = np.cumsum([len(m) for m in parts])
         for end, part in zip(ends, parts, strict=True):
             every[end - len(part) : end, : part.shape[1]] = part
         every.sort(axis=1)
         every = every[:, : max(1, int((every < d).any(axis=0).sum()))]
-        joined = np.column_stack([every, np.concatenate(self.log_ratio[::step])])
+        joined = np.column_stack([every, np.concatenate(self.log_ratio)])
         distinct, place = np.unique(joined, axis=0, return_inverse=True)
-        weight = np.bincount(np.ravel(place), np.concatenate(self.weight[::step]))
-        return distinct[:, :-1].astype(int), distinct[:, -1], weight
+        weight = np.bincount(np.ravel(place), np.concatenate(self.weight))
+        most = min(_LENGTHS.kept, _LENGTHS.kept_entries // every.shape[1] ** 2)
+        weight = _thinned(weight, most) if len(weight) > most else weight
+        stays = weight > 0
+        models, log_ratio = distinct[stays, :-1].astype(int), distinct[stays, -1]
+        return KeptModels(models, log_ratio, weight[stays] / weight.sum())
 
     @property
     def inclusion(self):
@@ -146,6 +148,11 @@ def _between(by_chain):
     return by_chain.std(axis=0, ddof=1) / np.sqrt(len(by_chain))
 
 
+def _goes_out(size):
+    """Return how often one of so many columns goes out; more often, their number hardly moves."""
+    return np.minimum(size / (size + 2.0), 0.5)
+
+
 class ModelChains:
     """Markov chains over models, run in parallel."""
 
@@ -161,43 +168,86 @@ class ModelChains:
         self._chain = np.arange(n_chains)
 
     def _take_out(self):
-        """Take a column out of some models: of k columns one is with probability k / (k + 2)."""
-        u = self.rng.random((2, len(self.size)))
-        some = np.flatnonzero(u[0] < self.size / (self.size + 2.0))
-        own = (u[1, some] * self.size[some]).astype(int)
+        """Take a column out of some models: the last one, as their order is random."""
+        some = np.flatnonzero(self.rng.random(len(self.size)) < _goes_out(self.size))
         self.size[some] -= 1
-        last = self.size[some]
-        self.models[some, own] = self.models[some, last]
-        self.models[some, last] = self.law.d
+        self.models[some, self.size[some]] = self.law.d
 
     def _put_in(self):
         """Put a column, or none, into each model.
 
         Returns probabilities (M, d + 1), the entries of what was in, their number (M,), mean fit.
+        """
+        size, d = self.size, self.law.d
+        self._widen(int(size.max()) + 1)
+        rows, places = np.nonzero(self.models < d)
+        inside = rows, self.models[rows, places]
+        share, fit = np.empty((len(size), d + 1), np.float32), np.empty(len(size))
+        width = np.digitize(size, _LENGTHS.widths)
+        for part in (np.flatnonzero(width == w) for w in np.unique(width)):
+            share[part], fit[part] = self._shares(part)
+        new = self._drawn(share)
+        self.size = size + (new < d)
+        # one that goes in changes places with any, so that the order stays random
+        place = (self.rng.random(len(size)) * self.size).astype(int)
+        self.models[self._chain, size] = self.models[self._chain, place]
+        self.models[self._chain, np.where(new < d, place, size)] = new
+        return share, inside, size, fit.mean()
+
+    def _shares(self, part):
+        """Return the probabilities of what goes into some models, and log densities of these.
+
         What goes in is weighted by how often a step takes it out again, against how often it takes
         none out, so that the posterior is kept.
         """
-        law, size = self.law, self.size
-        widest = int(size.max())
-        if widest + 1 > self.models.shape[1]:
-            self.models = np.pad(self.models, ((0, 0), (0, 4)), constant_values=law.d)
-        others = self.models[:, : max(widest, 1)].copy()
-        given = law.given(others, self.log_ratio)
-        fit = law.log_fit(self.log_ratio, given.log_det, given.square)
-        gain = law.gains(others, given, self.log_ratio)
-        more = law.log_prior[size + 1] - law.log_prior[size] + np.log((size + 2.0) / (size + 3) / 2)
+        law, size, log_ratio = self.law, self.size[part], self.log_ratio[part]
+        others = self.models[part, : max(int(size.max()), 1)]
+        given = law.given(others, log_ratio)
+        gain = law.gains(others, given, log_ratio)
+        more = law.log_prior[size + 1] - law.log_prior[size]
+        more += np.log(_goes_out(size + 1) / (size + 1) / (1 - _goes_out(size)))
         gain[:, :-1] += more[:, None].astype(gain.dtype)
         rows, places = np.nonzero(others < law.d)
-        inside = rows, others[rows, places]
-        gain[inside] = -np.inf
-        density = np.mean(fit + law.log_prior[size])
+        gain[rows, others[rows, places]] = -np.inf
         gain -= gain.max(axis=1, keepdims=True)
         share = np.exp(gain, out=gain)
         share /= share.sum(axis=1, keepdims=True)
-        new = self._drawn(share)
-        self.models[self._chain, size] = new
-        self.size = size + (new < law.d)
-        return share, inside, size, density
+        return share, law.log_fit(log_ratio, given.log_det, given.square) + law.log_prior[size]
+
+    def _widen(self, width):
+        """Make room for models of so many columns."""
+        more = width - self.models.shape[1]
+        if more > 0:
+            self.models = np.pad(self.models, ((0, 0), (0, more + 3)), constant_values=self.law.d)
+
+    def move_many(self):
+        """Put several random columns in, or take several out, where a Metropolis step accepts it.
+
+        The ratio changes with the number of columns, so that the signal of all of them is kept.
+        """
+        law, size, rng = self.law, self.size, self.rng
+        n_chains, d = len(size), law.d
+        wanted = size + rng.choice(_LENGTHS.many, n_chains) * rng.choice([-1, 1], n_chains)
+        new = np.clip(wanted, 0, d)
+        width = max(int(size.max()), int(new.max()), 1)
+        self._widen(width)
+        place, now = np.arange(width), self.models[:, :width]
+        other = np.where(place < size[:, None], now, rng.integers(0, d, now.shape))
+        other[place >= new[:, None]] = d
+        in_order = np.sort(other, axis=1)
+        twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] < d)).any(axis=1)
+        low, high = law.bounds
+        log_ratio = self.log_ratio + law.space.free[1] * np.log((size + 1) / (new + 1))
+        legal = (new == wanted) & ~twice & (log_ratio >= low) & (log_ratio <= high)
+        k = np.concatenate([size, new])
+        ratios = np.concatenate([self.log_ratio, log_ratio])
+        value = law.log_density_at(np.concatenate([now, other]), ratios)
+        value += k * np.log(d) - gammaln(k + 1.0)  # ways to draw them, and to take them out again
+        gain = value[n_chains:] - value[:n_chains]
+        moved = legal & (gain > -rng.standard_exponential(n_chains))
+        self.models[moved, :width] = other[moved]
+        self.size = np.where(moved, new, size)
+        self.log_ratio = np.where(moved, log_ratio, self.log_ratio)
 
     def _drawn(self, weight):
         """Draw a place in each row of weights: a block of places, and one of the block."""
@@ -244,10 +294,11 @@ class ModelChains:
             share, inside, size, fit = self._put_in()
             seen += share
             seen[inside] += 1.0
-            share *= (size[:, None] + 3).astype(share.dtype)
+            share *= ((size + 1) / _goes_out(size + 1))[:, None].astype(share.dtype)
             drawn += share
             density += fit / n_steps
-            if k % _LENGTHS.ratio_every == 0:
+            if k % _LENGTHS.moves_every == 0:
+                self.move_many()
                 self._move_ratio()
             models.append(self.models.copy())
             ratios.append(self.log_ratio)
@@ -303,8 +354,9 @@ def _thinned(weight, n_kept):
     The others have one weight, and are chosen evenly, so that no light one counts for much.
     """
     flat = np.sort(weight[weight > 0])
-    # the least share at which the weights above it, and the sum of those below, make n_kept
-    least = flat[np.argmax(np.cumsum(flat) / flat + np.arange(flat.size)[::-1] <= n_kept)]
+    room = n_kept - np.arange(flat.size)[::-1]  # for those up to each, where heavier ones stay
+    share = np.cumsum(flat) / np.maximum(room, 1)
+    least = share[np.argmax((room > 0) & (share <= np.append(flat[1:], np.inf)))]
     light = weight <= least
     order = np.cumsum(np.where(light, weight, 0.0)).reshape(weight.shape) / least + 0.5
     passed = np.floor(order) > np.floor(order - weight / least)

@@ -75,17 +75,18 @@ class Space:
 class HyperPrior:
     """Prior density of h: flat in the log noise, Beta(1, `misses`) for the inclusion.
 
-    Where models are drawn `misses` are several, equally probable.
+    Where models are drawn it is instead one of some equally probable `inclusions` (N,).
     The ratio r of slab variance times mean square `size` of X to the noise has the density
     r^(a - 1) (1 + r)^(-a - b) / B(a, b) of `shape` (a, b); flat in its log for `size` None.
-    (1, 1/2) is the hyper-g/n prior with a = 3 of Liang et al. (2008), the root of (1/2, 1/2) is
-    half-Cauchy. Only what is free has a density; the inclusion's may stay as a constant.
+    (1, 1/2) is the hyper-g/n prior with a = 3 of Liang et al. (2008), of (1, 1) the shrinkage
+    r / (1 + r) is uniform. Only what is free has a density; the inclusion's may stay as a constant.
     """
 
-    misses: Any
+    misses: float
     size: float | None = None
     inclusion: bool = True
     shape: tuple[float, float] = (1.0, 0.5)
+    inclusions: Any = None
 
     @classmethod
     def of_mode(cls):
@@ -107,32 +108,30 @@ class HyperPrior:
         """Return the prior for d columns that are worth as many independent ones.
 
         The number that is expected to be in is log-uniform between one and those, and integrated:
-        its median is their root, and copies of a column change nothing. On 201 sets of genotypes,
-        chains, blocks and factors with 1 to 5 effects the inclusions sum to .98 of the effects, at
-        the root alone to 1.03, at the log alone to .91. A column that is in often stands for
-        others, and its coefficient is small: the ratio has more mass near zero.
+        its median is their root, and copies of a column change nothing. Given it, columns are in
+        independently of each other.
         """
         place = (np.arange(_N_EXPECTED) + 0.5) / _N_EXPECTED
-        misses = np.maximum(d / n_independent**place, 1.0)
         size = space.size if space.free[1] else None
-        return cls(misses, size, bool(space.free[2]), (0.5, 0.5))
+        return cls(1.0, size, bool(space.free[2]), (1.0, 1.0), n_independent**place / d)
 
     def log_density_of_sizes(self, d):
         """Return the log probabilities (d + 1,) of a model of each number of columns."""
-        b, k = np.reshape(self.misses, (-1, 1)), np.arange(d + 1)
-        return logsumexp(betaln(1.0 + k, b + d - k) - betaln(1.0, b), axis=0) - np.log(len(b))
+        k = np.arange(d + 1)
+        if self.inclusions is None:
+            return betaln(1.0 + k, self.misses + d - k) - betaln(1.0, self.misses)
+        return logsumexp(self._log_density_of_models(k, d), axis=0) - np.log(len(self.inclusions))
+
+    def _log_density_of_models(self, size, d):
+        """Log probabilities (N, S) of a model of so many columns given each of the inclusions."""
+        p = self.inclusions[:, None]
+        return size * np.log(p) + (d - size) * np.log1p(-p)
 
     def inclusions_given(self, size, d, rng):
-        """Return means and drawn logits (S,) of the inclusion, given how many columns are in.
-
-        Each of the expected numbers is as probable as it makes the size.
-        """
-        b = np.reshape(self.misses, (-1, 1))
-        share = softmax(betaln(1.0 + size, b + d - size) + np.log(b), axis=0)
-        mean = np.sum(share * (1.0 + size) / (1.0 + b + d), axis=0)
+        """Return means and drawn logits (S,) of the inclusion, given how many columns are in."""
+        share = softmax(self._log_density_of_models(size, d), axis=0)
         place = np.sum(np.cumsum(share, axis=0)[:-1] < rng.random(len(size)), axis=0)
-        drawn = np.log(rng.standard_gamma(1.0 + size))
-        return mean, drawn - np.log(rng.standard_gamma(b[place, 0] + d - size))
+        return self.inclusions @ share, logit(self.inclusions)[place]
 
     def _log_ratio(self, h):
         assert self.size is not None

@@ -143,17 +143,33 @@ class ModelLaw:
         log_noise = self.log_noise(log_ratio)
         return -0.5 * (log_det + self.n_rows * log_noise + square * np.exp(-log_noise))
 
+    def _factored(self, models, log_ratio):
+        """Return `lower` (M, K, K) of the precision of models, `half`, log |C| and y'C^-1 y.
+
+        The response is one more column of the matrix that is factored.
+        """
+        width, inside = models.shape[1], models < self.d
+        places = np.arange(width)
+        A = np.empty((len(models), width + 1, width + 1))
+        A[:, :width, :width] = self.products.within(models)
+        A[:, places, places] += np.where(inside, np.exp(-log_ratio)[:, None], 1.0)
+        A[:, width, :width] = self.Xy[models]
+        A[:, width, width] = self.total + self.n_rows
+        root = np.linalg.cholesky(A)  # of the lower triangle
+        log_det = 2 * np.log(root[:, places, places]).sum(axis=1) + inside.sum(axis=1) * log_ratio
+        square = np.maximum(root[:, width, width] ** 2 - self.n_rows, self.least)
+        return root[:, :width, :width], root[:, width, :width], log_det, square
+
     def given(self, models, log_ratio):
         """Return `Given` models; O(K^3) each."""
-        A, places = self.products.within(models), np.arange(models.shape[1])
-        inside = models < self.d
-        A[:, places, places] += np.where(inside, np.exp(-log_ratio)[:, None], 1.0)
-        lower = np.linalg.cholesky(A)
-        root = np.linalg.inv(lower)
-        half = np.einsum("mij,mj->mi", root, self.Xy[models])
-        log_det = 2 * np.log(lower[:, places, places]).sum(axis=1) + inside.sum(axis=1) * log_ratio
-        square = np.maximum(self.total - np.einsum("mi,mi->m", half, half), self.least)
-        return Given(log_det, square, half, root)
+        lower, half, log_det, square = self._factored(models, log_ratio)
+        return Given(log_det, square, half, np.linalg.inv(lower))
+
+    def log_density_at(self, models, log_ratio):
+        """Log density (M,) of data, models and log ratios (M,); O(K^3) without an inverse."""
+        fit = self.log_fit(log_ratio, *self._factored(models, log_ratio)[2:])
+        size = np.count_nonzero(models < self.d, axis=1)
+        return fit + self.log_prior[size] + self.prior.log_density_of_ratio(log_ratio)
 
     def solved(self, models, log_ratio):
         """Return square (S,), mean (S, K) and root (S, K, K) of many models."""

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.special import betaln, gammaln, logsumexp
+from scipy.special import gammaln, logsumexp
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import SpikeSlabRegressor
@@ -83,7 +83,7 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
     assert reg.algorithm_used_ == "enumeration"
     size, d, n = np.mean(X**2), 4, len(y)
     worth = LinearModel(X, y).n_independent(n)
-    misses = np.maximum(1.0, d / worth ** ((np.arange(400) + 0.5) / 400))
+    p = (worth ** ((np.arange(400) + 0.5) / 400)) / d
     log_r, log_s = np.linspace(np.log(1e-6), np.log(1e8), 500), np.linspace(-4, 4, 400)
     total, on, noise = [], [], []
     for i in range(16):
@@ -95,9 +95,8 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
         fit = -0.5 * (
             log_det[:, None] + n * (log_s + np.log(2 * np.pi)) + square[:, None] / np.exp(log_s)
         )
-        prior = 0.5 * log_r - np.logaddexp(0, log_r) - betaln(0.5, 0.5)
         k = bits.sum()
-        prior = prior + np.log(np.mean(np.exp(betaln(1 + k, misses + d - k) - betaln(1, misses))))
+        prior = log_r - 2 * np.logaddexp(0, log_r) + np.log(np.mean(p**k * (1 - p) ** (d - k)))
         cells = fit + prior[:, None] + np.log((log_r[1] - log_r[0]) * (log_s[1] - log_s[0]))
         total.append(logsumexp(cells))
         on.append(bits)
@@ -291,6 +290,37 @@ def test_what_a_column_adds_is_the_change_of_the_density_of_the_rows(d, units):
             assert gain[j] == pytest.approx(more - density(model, ratio), abs=2e-3)
 
 
+def test_the_density_at_one_ratio_is_that_of_many():
+    law, rng = law_of(*correlated("copies", 30)), np.random.default_rng(0)
+    models = np.stack([rng.choice(30, 4, replace=False) for _ in range(5)])
+    models[np.arange(4) >= np.arange(5)[:, None]] = 30
+    log_ratio = np.array([-6.0, -3.0, 0.0, 2.0, 4.0])
+    both = law.log_density(models, log_ratio[:, None])[:, 0]
+    np.testing.assert_allclose(law.log_density_at(models, log_ratio), both, atol=1e-9)
+
+
+@pytest.mark.parametrize("given", [{}, GIVEN])
+def test_moves_of_many_columns_keep_the_posterior(given):
+    """Alone, from draws of the posterior of five columns: how many are in, and the ratio."""
+    law = law_of(*correlated("chain of both signs", 5), **given)
+    draws, rng = _chains.all_models(law), np.random.default_rng(0)
+    models, log_ratio, weight = draws.models[0], draws.log_ratio[0], draws.weight[0]
+    chains, before, after = _chains.ModelChains(law, rng), [], []
+    for _ in range(300):
+        own = rng.choice(len(weight), len(chains.size), p=weight)
+        chains.models, chains.log_ratio = rng.permuted(models[own], axis=1), log_ratio[own]
+        chains.models = np.take_along_axis(chains.models, np.argsort(chains.models == 5), axis=1)
+        chains.size = np.count_nonzero(chains.models < 5, axis=1)
+        before.append(np.stack([chains.size, chains.log_ratio]))
+        for _ in range(4):
+            chains.move_many()
+        assert np.array_equal(np.count_nonzero(chains.models < 5, axis=1), chains.size)
+        after.append(np.stack([chains.size, chains.log_ratio]))
+    change = np.concatenate(after, axis=1) - np.concatenate(before, axis=1)
+    error = change.std(axis=1) / np.sqrt(change.shape[1])
+    assert np.all(np.abs(change.mean(axis=1)) <= 4 * error) and error[0] > 0
+
+
 def test_places_are_drawn_by_their_weights():
     chains = _chains.ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
     weight = np.random.default_rng(1).random((len(chains.size), 31)).astype(np.float32)
@@ -313,7 +343,7 @@ def test_sums_of_a_round_in_single_precision_are_those_of_its_steps(monkeypatch)
         share, inside, size, fit = put_in()
         own, is_in = share[:, :-1].astype(float), np.zeros((len(size), 30))
         is_in[inside] = 1.0
-        steps.append((own + is_in, own * (size[:, None] + 3)))
+        steps.append((own + is_in, own * np.maximum(size + 3, 2 * size + 2)[:, None]))
         return share, inside, size, fit
 
     monkeypatch.setattr(chains, "_put_in", noted)
