@@ -203,7 +203,7 @@ def average_over_spreads(nodes, mode, monitor):
     each, which is that of the heaviest, or of the lattice of few rows or of a flat mode.
     """
     few, several = _how_many(nodes.problem, mode)
-    found = [isotropic_level(nodes, mode), *levels(nodes, mode)]
+    found = [isotropic_level(nodes, mode), *levels(nodes, mode, several)]
     log_mass = np.array([level.log_mass for level in found])
     parts: dict[int, Average] = {}
     if few:
@@ -343,15 +343,15 @@ class Deviations(Nodes):
         return None if found is None else found.node
 
 
-def levels(nodes, isotropic):
+def levels(nodes, isotropic, several=True):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows the path is that of some of them, and only the spread that is
-    foretold to be the best has a mode of all rows.
+    of its objective. With `several` rows the path is that of some of them, and only the spread that
+    is foretold to be the best has a mode of all rows.
     """
     plan = nodes.problem.plan
-    rows = plan.some_rows()
+    rows = plan.some_rows() if several else None
     if rows is None:
         return _walked(nodes, isotropic, PATH.depth)
     small, share = nodes.of_rows(rows), plan.share(rows)

@@ -31,24 +31,16 @@ class ProcessLimits:
     # where lengths differ the modes alone count (on twelve sets of 300 to 400 rows the mean log
     # loss changes by .0003, at most by .002)
     several: int = 299
-    # from which a search begins with a third of the rows, whose evidence costs a thirtieth: 500
-    # rows of diabetes are learned in .17 s for .60 s; on 330 rows of splice modes with lengths of
-    # their own are else ten nats lower (log loss .209 after .201)
-    thirds: int = 300
-    # the same of several classes: 270 rows take .5 s for .8 (waves) and .7 s for 1.4 (rings)
-    thirds_classes: int = 150
-    # the same of labels that may be wrong, in single precision: 160 rows take .10 s for .12, 120 as
-    # long as without
-    thirds_errors: int = 150
+    # from which a search begins with a third of the rows, whose evidence costs a thirtieth, and
+    # passes sites in single precision: 500 rows of diabetes are learned in .17 s for .60 s, 270 of
+    # several classes in .5 s for .8 (waves) and .7 s for 1.4 (rings), 160 with labels that may be
+    # wrong in .10 s for .12, 120 of these in no less
+    thirds: int = 150
     # of several classes up to which a search from there steps on until the gain is small, the less
     # patiently the more rows: on six classes with 300 rows a search that ends at the first step
     # without one is twelve nats lower (log loss .685 after .637); beyond, where an evaluation takes
     # many seconds, it ends there
     patient: int = 1000
-    # of two classes from which a search for nodes is in single precision, in half the time
-    single: int = 300
-    # of several classes above which single precision saves time that counts
-    single_classes: int = 150
     # from which passes of learning are in single precision, and begin with some of the rows; of
     # fewer their time hardly counts
     single_passes: int = 10_000

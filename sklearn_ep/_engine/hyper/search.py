@@ -236,7 +236,8 @@ def minimise_where_finite(
 class Summit(NamedTuple):
     """Outcome of `ascend`: the best `Node`, why it ended, its steps, the gain still in reach.
 
-    `gradient` is the largest entry of what does not only point out of the bounds.
+    `gradient` is the largest entry of what does not only point out of the bounds, `curvature` what
+    is known of minus the Hessian (p, p).
     """
 
     node: Node
@@ -244,6 +245,7 @@ class Summit(NamedTuple):
     n_steps: int
     gradient: float
     gain: float
+    curvature: np.ndarray
 
 
 # Log density that a step may lose and be taken: what inexact values are off by.
@@ -298,7 +300,7 @@ def ascend(
             reason = climb.why_end(max_iter, patience)
     ends = np.clip(climb.x + climb.gradient, bounds[:, 0], bounds[:, 1])
     left, promised = float(np.max(np.abs(ends - climb.x), initial=0.0)), climb.newton_step()[1]
-    return Summit(climb.node, reason, climb.n_steps, left, float(promised))
+    return Summit(climb.node, reason, climb.n_steps, left, float(promised), climb.curvature)
 
 
 def _finite(node: Node) -> bool:
@@ -415,12 +417,14 @@ class LearningEnd(NamedTuple):
     """Why learning ended, after how many steps, and the largest entry of the gradient left there.
 
     The gradient is that of the evidence with its prior in the coordinates of the search, without
-    what only points out of the bounds.
+    what only points out of the bounds; curvature is about minus the Hessian there, None where the
+    search does not know it.
     """
 
     reason: Reason
     n_steps: int
     gradient: float
+    curvature: np.ndarray | None = None
 
 
 # Where nothing is learned.
@@ -549,7 +553,8 @@ def search_from_rows(
     limits["ended"] = partial(told, monitor)
     top = ascend(nodes.evaluate, below.phi, bounds, curvature / share, **limits)
     if top is not None and top.reason != "stuck":
-        return nodes, top.node, LearningEnd(top.reason, top.n_steps, top.gradient)
+        end = LearningEnd(top.reason, top.n_steps, top.gradient, top.curvature)
+        return nodes, top.node, end
     last: Any = dict(max_iter=max_iter, monitor=monitor)
     found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last)
     return found and (nodes, *found)

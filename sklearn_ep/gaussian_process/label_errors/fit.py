@@ -8,7 +8,7 @@ Where an iteration does not converge a dearer one takes over, at last the conver
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit
@@ -18,6 +18,7 @@ from ..._engine.hyper import (
     TO_THE_MODE,
     Accuracy,
     LearningEnd,
+    Node,
     Nodes,
     Spacing,
     average_of,
@@ -70,15 +71,14 @@ def fit_label_errors(plan, y, monitor, k):
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
-    curvature = _curvature(nodes, rows, mode)
-    average = _average_about(nodes, mode, curvature, watch)
-    without, log_odds = None, -np.inf
+    parts, log_odds = [_Part(nodes, mode, _curvature(nodes, mode, end))], -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
-        plain = _nodes_without_errors(nodes, average)
+        plain = _nodes_without_errors(nodes, mode)
         found = _mode(plain, rows, TO_THE_MODE)
         if found is not None:
-            own = nodes, average, curvature
-            without, log_odds = _without_errors(*own, plain, found[0], watch)
+            parts.append(_Part(plain, found[0], _curvature(plain, *found)))
+            log_odds = logit(plan.averaging.no_errors)
+    average, without, log_odds = _averages(parts, log_odds, watch)
     fit = _mixed(nodes, average, without, log_odds, trace, end)
     log_evidence = average.log_evidence
     if plan.learn_rate:
@@ -132,7 +132,7 @@ def _some_rows(problem, first):
     plan = problem.plan
     if np.any(problem.x[1]) or plan.unit is not None:
         return None
-    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
+    least = LIMITS.thirds if first.points is None else LIMITS.averaged + 1
     return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
@@ -160,41 +160,71 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     return mode, end._replace(reason="converged") if over else end
 
 
-def _curvature(nodes, rows, mode):
-    """Return the curvature at a mode, in proportion to that of some rows; None for a lattice.
+class _Part(NamedTuple):
+    """A model with label errors or without: nodes, their mode, minus the Hessian (T, T) there."""
 
-    That is of few rows, unless the gradient is not exact, which may lead it far astray.
+    nodes: Nodes
+    mode: Node
+    curvature: np.ndarray
+
+    def alone(self):
+        """Return the `Average` of the mode alone, with the volume of the normal distribution."""
+        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
+        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
+
+    def about(self, share, monitor):
+        """Return the `Average` about the mode of a part with a share of the mass.
+
+        Over a lattice where that is most of it and rows are few, else over two nodes along each
+        axis; of one coordinate a lattice is as cheap. A small share has the mode alone.
+        """
+        nodes, mode, curvature = self
+        if share < 0.02:
+            return self.alone()
+        about, plan = (mode, nodes.space.bounds), nodes.problem.plan
+        n_rows, few, n_jobs = len(nodes.problem.y), LIMITS.lattice_errors, plan.averaging.n_jobs
+        lattice = plan.labels.exact_gradient and n_rows <= few[1] and share >= 0.5
+        if len(mode.phi) < 2 or lattice:
+            spacing = _SPACINGS.get(len(mode.phi))
+            if spacing is not None:
+                depth = np.interp(n_rows, few, (spacing.depth, _ENDS))
+                spacing = spacing._replace(depth=float(depth))
+            # that of some rows may be twice too large
+            known = curvature if n_rows < LIMITS.thirds else None
+            return integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, known)
+        evaluate = partial(nodes.evaluate, slopes=False)
+        return sample_about(evaluate, *about, curvature, n_jobs, monitor)
+
+
+def _curvature(nodes, mode, end):
+    """Return minus the Hessian (T, T) at the mode, as its search has learned it or at a price."""
+    if not len(mode.phi):
+        return np.empty((0, 0))
+    if end.curvature is not None:
+        return end.curvature
+    return curvature_at(nodes.evaluate, mode, nodes.space.bounds, 0.3)[0]
+
+
+def _averages(parts, log_odds, monitor):
+    """Return the `Average` with errors, that without or None, and the log odds of there being none.
+
+    `parts` are the model with errors and maybe that without, of prior `log_odds`. Either is its
+    mode alone where its share is small, and of several classes jointly that without always.
     """
-    few = len(nodes.problem.y) <= LIMITS.lattice_errors[1]
-    if nodes.problem.plan.labels.exact_gradient and (rows is None or few):
-        return None
-    if rows is None:
-        return curvature_at(nodes.evaluate, mode, nodes.space.bounds)[0]
-    evaluate, share = nodes.of_rows(rows).evaluate, nodes.problem.plan.share(rows)
-    near = evaluate(mode.phi, None)
-    return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
+    if len(parts) == 1:
+        return parts[0].about(1.0, monitor), None, log_odds
+    alone = [part.alone() for part in parts]
+    exact = parts[0].nodes.problem.plan.labels.exact_gradient
+    share = expit(log_odds + alone[1].log_evidence - alone[0].log_evidence)
+    average = parts[0].about(1.0 - share, monitor)
+    without = parts[1].about(share, monitor) if exact else alone[1]
+    return average, without, log_odds + without.log_evidence - average.log_evidence
 
 
-def _average_about(nodes, mode, curvature, monitor):
-    """Return the `Average` about a mode: over a lattice, or nodes where it has a curvature.
-
-    Of one coordinate a lattice is as cheap.
-    """
-    about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
-    n_rows, spacing = len(nodes.problem.y), _SPACINGS.get(len(mode.phi))
-    if len(mode.phi) < 2 or curvature is None:
-        if spacing is not None:
-            depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
-            spacing = spacing._replace(depth=float(depth))
-        return integrate(nodes.evaluate, *about, workers, monitor, spacing)
-    evaluate = partial(nodes.evaluate, slopes=False)
-    return sample_about(evaluate, *about, curvature, workers, monitor)
-
-
-def _nodes_without_errors(nodes, average):
-    """Return the `Nodes` of a model without label errors; `average` is of those with errors."""
+def _nodes_without_errors(nodes, mode):
+    """Return the `Nodes` of a model without label errors; `mode` is that of `nodes` with errors."""
     averaging, space = nodes.problem.plan.averaging, nodes.space
-    theta, scales = average.heaviest.payload.setting.kernel.theta, space.kernel
+    theta, scales = mode.payload.setting.kernel.theta, space.kernel
     kernel = averaging.plain_kernel or space.first.kernel
     if scales is not None:
         scales = replace(scales, kernel=kernel, both=averaging.plain_prior)
@@ -202,29 +232,6 @@ def _nodes_without_errors(nodes, average):
     problem = nodes.problem
     problem = replace(problem, x=problem.plan.labels.empty_sites(problem.y))
     return Nodes(problem, ErrorSpace(first, scales, None))
-
-
-def _without_errors(nodes, average, curvature, plain, mode, monitor):
-    """Return the `Average` about the mode of `plain` nodes without label errors, and its log odds.
-
-    `average` is that of nodes with errors, `curvature` that at their mode or None.
-    """
-    log_odds = logit(nodes.problem.plan.averaging.no_errors) - average.log_evidence
-    scales, log_mass = plain.space.kernel, mode.objective
-    if scales is None:
-        return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    # where its share is small it is the mode alone, with the volume of kernels with errors, and of
-    # several classes jointly, as without errors
-    exact, phi = nodes.problem.plan.labels.exact_gradient, average.phi[:, : len(scales.names)]
-    cov = np.atleast_2d(np.cov(phi.T, aweights=average.weight, ddof=0))
-    if not exact and curvature is not None:
-        cov = np.linalg.inv(curvature)[: phi.shape[1], : phi.shape[1]]
-    log_mass += 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
-    if not exact or expit(log_odds + log_mass) < 0.02:
-        return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    known = len(nodes.problem.y) > LIMITS.lattice_errors[1]
-    without = _average_about(plain, mode, np.linalg.inv(cov) if known else None, monitor)
-    return without, log_odds + without.log_evidence
 
 
 def climb(rungs, run, x, max_iter, monitor=SILENT):
