@@ -104,7 +104,8 @@ def default(data):
 def test_the_mixture_of_the_parts(data, default):
     X, _ = data
     parts = list(default.named_estimators_.values())
-    assert list(default.named_estimators_) == ["gaussian_process", "linear", "additive", "forest"]
+    names = ["gaussian_process", "linear", "additive", "boosting", "forest"]
+    assert list(default.named_estimators_) == names
     proba = sum(w * p.predict_proba(X) for w, p in zip(default.weights_, parts, strict=True))
     assert_allclose(default.predict_proba(X), proba, rtol=1e-12)
     assert_allclose(np.exp(default.predict_log_proba(X)), proba, rtol=1e-9)
