@@ -8,5 +8,3 @@ times RBF is.
 from .gaussian_process._structured import AdditiveRBF, GroupedRBF
 
 __all__ = ["AdditiveRBF", "GroupedRBF"]
-
-AdditiveRBF.__module__ = GroupedRBF.__module__ = "sklearn_ep.kernels"

@@ -147,8 +147,8 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    names = ("Gaussian process", "linear", "additive", "forest")
-    colours = (FIRST, SECOND, ACCENT, "#3f9c5f")
+    names = ("Gaussian process", "linear", "additive", "boosting", "forest")
+    colours = (FIRST, SECOND, ACCENT, "#a05fb4", "#3f9c5f")
     for name, part, colour in zip(names, model.estimators_, colours, strict=True):
         ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")

@@ -258,3 +258,7 @@ class AdditiveRBF(GroupedRBF):
     ) -> None:
         super().__init__(length_scale, length_scale_bounds, groups, intercept)
         self.product_share = product_share
+
+
+# fits hold these kernels, and pickles name them from where users import them, imported or not
+AdditiveRBF.__module__ = GroupedRBF.__module__ = "sklearn_ep.kernels"

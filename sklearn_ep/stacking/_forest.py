@@ -11,17 +11,14 @@ and the log loss of the stack rose from .571 to .695). Distinct rows have an ord
 that a fit depends neither on theirs nor on whether weights are written out as repeated rows.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import ExtraTreeClassifier
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import validate_data
 
-from .._estimator.checks import checked_weights
+from ._trees import Trees, fit_trees
 
 _TREES = 100
 _IN_BAG = 0.632  # share of the rows that a tree sees: that of distinct ones in a bootstrap sample
@@ -32,33 +29,6 @@ _MOST_IN_BAG = 4000
 # rows, the log loss of the stack is .351 with 500 and .325 with 3000 (five splits, three seeds).
 _MOST_TRIED = 3000
 _BLOCK = 2000  # rows that go through all trees at a time
-_LOG_SLOPES = (-3.0, 3.0)
-
-
-class _Trees(NamedTuple):
-    """Nodes of all trees: where each sends a row, and the classes of the rows that it holds.
-
-    feature (N,) is -1 in leaves, child (N, 2) has the nodes of values up to the threshold (N,) and
-    beyond it; share (N, K) is that of the classes in leaves.
-    """
-
-    root: np.ndarray
-    feature: np.ndarray
-    threshold: np.ndarray
-    child: np.ndarray
-    share: np.ndarray
-
-    def leaves(self, rows):
-        """Return the leaves (n, T) of rows (n, d) in single precision."""
-        at = np.tile(self.root, len(rows))
-        which = np.repeat(np.arange(len(rows)), len(self.root))
-        on_way = np.flatnonzero(self.feature[at] >= 0)
-        while len(on_way):
-            node = at[on_way]
-            beyond = rows[which[on_way], self.feature[node]] > self.threshold[node]
-            at[on_way] = node = self.child[node, beyond.astype(int)]
-            on_way = on_way[self.feature[node] >= 0]
-        return at.reshape(len(rows), -1)
 
 
 class OutOfBagForest(ClassifierMixin, BaseEstimator):
@@ -73,42 +43,26 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
 
     def fit(self, X, y, sample_weight=None):
         """Grow trees for rows X (n, d) with labels (n,), and learn the slope."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        weight = checked_weights(sample_weight, y)
-        self.classes_, label = np.unique(y, return_inverse=True)
-        seen = weight > 0
-        self.low_, high = X[seen].min(axis=0), X[seen].max(axis=0)
-        self.span_ = np.where(high > self.low_, high - self.low_, 1.0)
-        both = np.column_stack([self._scaled(X[seen]), label[seen]])
-        both, place = np.unique(both, axis=0, return_inverse=True)
-        rows, own, count = both[:, :-1], both[:, -1].astype(int), np.bincount(place, weight[seen])
-        mass = np.bincount(own, count, len(self.classes_)) + 0.5
-        self.prior_ = mass / mass.sum()
-        log_p = self._grow(np.ascontiguousarray(rows, np.float32), own, count)
-        self.slope_ = _slope(log_p, own, count)
-        proba = np.exp(log_softmax(self.slope_ * log_p, axis=1))[np.arange(len(own)), own]
-        self.loo_proba_ = np.full(len(y), np.nan)
-        self.loo_proba_[seen] = proba[place]
-        return self
+        return fit_trees(self, X, y, sample_weight, self._grow)
 
     def _scaled(self, X):
         return np.clip((X - self.low_) / self.span_, 0.0, 1.0).astype(np.float32)
 
-    def _grow(self, rows, own, count):
-        """Grow the trees; return out-of-bag log probabilities (m, K) of distinct rows (m, d)."""
-        rng, k = check_random_state(self.random_state), len(self.classes_)
-        # rows that differ in the label alone are one; they are sorted
-        number = np.append(0, np.cumsum(np.any(np.diff(rows, axis=0) != 0, axis=1)))
-        share, grown = min(_IN_BAG, _MOST_IN_BAG / (number[-1] + 1)), list[_Trees]()
-        votes, absent = np.zeros((len(own), k)), np.zeros(len(own))
+    def _grow(self, data):
+        """Grow the trees; return out-of-bag log probabilities (m, K) of `DistinctRows`."""
+        self.prior_, self.low_, high = data.prior, data.rows.min(axis=0), data.rows.max(axis=0)
+        self.span_ = np.where(high > self.low_, high - self.low_, 1.0)
+        rows, n_distinct = np.ascontiguousarray(self._scaled(data.rows)), data.number[-1] + 1
+        rng, share = check_random_state(self.random_state), min(_IN_BAG, _MOST_IN_BAG / n_distinct)
+        grown, votes, absent = list[Trees](), np.zeros((len(rows), len(data.prior))), 0
         while len(grown) < _TREES:
-            seen = (rng.uniform(size=number[-1] + 1) < share)[number]
+            seen = (rng.uniform(size=n_distinct) < share)[data.number]
             if np.any(seen):
-                tree, leaf = _grown(rows, own, k, seen * count, rng)
+                tree, leaf = _grown(rows, data, seen * data.times, rng)
                 grown.append(tree)
-                votes[~seen] += tree.share[leaf[~seen]]
-                absent += ~seen
-        self.trees_ = _joined(grown)
+                votes[~seen] += tree.value[leaf[~seen]]
+                absent = absent + ~seen
+        self.trees_ = Trees.joined(grown)
         return self._smoothed(votes, absent)
 
     def _smoothed(self, votes, n_trees):
@@ -119,7 +73,7 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
         """Return log probabilities (n, K) of classes."""
         rows = self._scaled(validate_data(self, X, reset=False, dtype=np.float64))
         trees, blocks = self.trees_, gen_batches(len(rows), _BLOCK)
-        votes = [trees.share[trees.leaves(rows[block])].sum(axis=1) for block in blocks]
+        votes = [trees.value[trees.leaves(rows[block])].sum(axis=1) for block in blocks]
         return log_softmax(self.slope_ * self._smoothed(np.concatenate(votes), _TREES), axis=1)
 
     def predict_proba(self, X):
@@ -131,37 +85,13 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
         return self.classes_[self.predict_log_proba(X).argmax(axis=1)]
 
 
-def _grown(rows, own, n_classes, bag, rng):
-    """Return the `_Trees` of one tree for a bag (m,), and the leaves (m,) of all rows."""
-    tried = min((rows.shape[1] + 1) // 2, _MOST_TRIED)
+def _grown(rows, data, bag, rng):
+    """Return the `Trees` of one tree for a bag (m,), and the leaves (m,) of all rows."""
+    n_classes, tried = len(data.prior), min((rows.shape[1] + 1) // 2, _MOST_TRIED)
     grower = ExtraTreeClassifier(max_features=tried, random_state=rng.randint(2**31 - 1))
-    tree = grower.fit(rows, own, sample_weight=bag, check_input=False).tree_
+    tree = grower.fit(rows, data.own, sample_weight=bag, check_input=False).tree_
     leaf = tree.apply(rows)
-    held = np.bincount(leaf * n_classes + own, bag, tree.node_count * n_classes)
+    held = np.bincount(leaf * n_classes + data.own, bag, tree.node_count * n_classes)
     held = held.reshape(-1, n_classes)
-    child = np.column_stack([tree.children_left, tree.children_right])
-    inner = child[:, 0] >= 0
-    share = held / (held.sum(axis=1, keepdims=True) + inner[:, None])
-    feature = np.where(inner, tree.feature, -1)
-    return _Trees(np.zeros(1, int), feature, tree.threshold, child, share), leaf
-
-
-def _joined(grown):
-    """Return the `_Trees` of several."""
-    start = np.cumsum([0] + [len(tree.feature) for tree in grown[:-1]])
-    child = [tree.child + first for tree, first in zip(grown, start, strict=True)]
-    feature, threshold, share = (np.concatenate([tree[i] for tree in grown]) for i in (1, 2, 4))
-    return _Trees(start, feature, threshold, np.concatenate(child), share)
-
-
-def _slope(log_p, own, count):
-    """Return the posterior mode of the slope of log probabilities (m, K) of labels (m,).
-
-    The prior of its log is standard normal.
-    """
-
-    def loss(log_slope):
-        log_own = log_softmax(np.exp(log_slope) * log_p, axis=1)[np.arange(len(own)), own]
-        return 0.5 * log_slope**2 - count @ log_own
-
-    return float(np.exp(minimize_scalar(loss, bounds=_LOG_SLOPES, method="bounded").x))
+    inner = tree.children_left[:, None] >= 0
+    return Trees.of(tree, held / (held.sum(axis=1, keepdims=True) + inner)), leaf

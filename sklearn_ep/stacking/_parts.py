@@ -16,36 +16,42 @@ from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
+from ._boosting import CrossFittedBoosting
 from ._forest import OutOfBagForest
 
-# Columns up to which there is an additive part: of 2000 and 6033 genes with 43 and 71 rows it
-# raises the log loss of the stack by .015 (two splits each).
-_MOST_ADDITIVE = 500
+# Columns up to which there are an additive part and boosting: of 2000 genes of 43 rows they raise
+# the log loss of the stack by .015 and .012 (two and six splits).
+_MOST_COLUMNS = 500
+# Nats a column by which the sum of left-out log probabilities is too good where it is learned how
+# a function bends in each. With it the log loss of the stack is .0010 +- .0005 lower on 23 sets of
+# six splits: that of spambase by .008, and that of breast cancer is higher by .001.
+_TOO_GOOD = 0.25
 
 
 class ColumnSplines(TransformerMixin, BaseEstimator):
     """Cubic splines of each column with knots at quantiles, constant beyond the rows of the fit.
 
     Those of `SplineTransformer`, of which only knots are kept: a saved stack has no other objects.
-    Constant columns, which have no splines, come first as they are.
+    Columns of one or two values come first as they are: splines of indicators say the same seven
+    times (log loss of the additive part of australian .008 +- .003 higher, german .008 +- .002).
     """
 
     def fit(self, X, y=None, sample_weight=None):
         """Place the knots for the rows of X (n, d)."""
         X = validate_data(self, X, dtype=np.float64)
         seen = slice(None) if sample_weight is None else np.asarray(sample_weight) > 0
-        self.varies_, self.knots_ = np.ptp(X[seen], axis=0) > 0, []
-        if np.any(self.varies_):
+        self.bends_, self.knots_ = np.array([len(np.unique(x)) > 2 for x in X[seen].T]), []
+        if np.any(self.bends_):
             splines = SplineTransformer(knots="quantile")
-            splines.fit(X[:, self.varies_], sample_weight=sample_weight)
+            splines.fit(X[:, self.bends_], sample_weight=sample_weight)
             self.degree_, self.knots_ = splines.degree, [b.t for b in splines.bsplines_]
         return self
 
     def transform(self, X):
         """Return the splines (n, p) of all columns."""
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        blocks = [X[:, ~self.varies_]]
-        for x, t in zip(X[:, self.varies_].T, self.knots_, strict=True):
+        blocks = [X[:, ~self.bends_]]
+        for x, t in zip(X[:, self.bends_].T, self.knots_, strict=True):
             k = self.degree_
             basis = BSpline(t, np.eye(len(t) - k - 1), k)
             blocks.append(basis(np.clip(x, t[k], t[-k - 1])))
@@ -67,10 +73,10 @@ class OwnPipeline(Pipeline):
 
 
 def default_parts(X, random_state):
-    """Return [(name, classifier)]: a Gaussian process, a linear and an additive model, a forest.
+    """Return [(name, classifier)]: a Gaussian process, linear and additive models, trees.
 
-    Of sparse X the linear model alone. Where there are many columns, or categories alone, the
-    additive one is left out: of categories it is the linear one.
+    Of sparse X the linear model alone. Where there are many columns the additive one and boosting
+    are left out, and of categories alone the additive one, which is the linear one there.
     """
     seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
     linear = ConvexVariationalLogistic(random_state=seed)
@@ -79,10 +85,21 @@ def default_parts(X, random_state):
     process = ProcessWithIntercept(random_state=seed)
     parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
     shape = getattr(X, "shape", None) or np.asarray(X).shape
-    if (len(category_columns(X)),) < shape[-1:] <= (_MOST_ADDITIVE,):
+    if (len(category_columns(X)),) < shape[-1:] <= (_MOST_COLUMNS,):
         parts.append(("additive", _of_numbers(X, ColumnSplines(), StandardScaler(), linear)))
-    forest = OutOfBagForest(0 if random_state is None else seed)  # else every fit is another one
-    return [*parts, ("forest", _of_numbers(X, forest))]
+    drawn = 0 if random_state is None else seed  # else every fit is another one
+    if shape[-1:] <= (_MOST_COLUMNS,):
+        parts.append(("boosting", _of_numbers(X, CrossFittedBoosting(drawn))))
+    return [*parts, ("forest", _of_numbers(X, OutOfBagForest(drawn)))]
+
+
+def optimism(names, n_columns, n_rows):
+    """Return by how many nats a row the log probabilities (K, 1) of default parts are too good.
+
+    Beyond many columns the process has one length for all.
+    """
+    bends = np.isin(names, ["gaussian_process", "additive"]) & (n_columns <= _MOST_COLUMNS)
+    return _TOO_GOOD * n_columns / n_rows * bends[:, None]
 
 
 def _of_numbers(X, *steps):

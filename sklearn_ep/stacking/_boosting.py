@@ -1,0 +1,152 @@
+"""Boosting that knows what it says of rows left out: one of its members has not seen them.
+
+Rows are dealt into folds, and each member boosts trees on all folds but one (Friedman 2001). After
+each round the members say what they think of the fold that they lack, and growing ends where these
+left-out probabilities get no better. The prediction is the mean of the log probabilities of the
+members, times a slope that is learned from the rows left out.
+
+Splits are by ranks, at random thresholds as in extremely randomised trees: counts with long tails
+are split in the middle of the rows, and members differ. With the best thresholds, in all rounds or
+in every second one, the stack was no better on any set but splice (.136 after .139).
+"""
+
+import numpy as np
+from scipy.special import log_softmax
+from scipy.stats import rankdata
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.tree import ExtraTreeRegressor
+from sklearn.utils import check_random_state, gen_batches
+from sklearn.utils.validation import validate_data
+
+from ._trees import Trees, fit_trees
+
+
+class CrossFittedBoosting(ClassifierMixin, BaseEstimator):
+    """Boosted trees with `loo_proba_`, the probability of each label by the member without its row.
+
+    Rows that differ in the label alone are in one fold, and so are copies of a row.
+
+    Defaults are the best or near that on 16 sets, six splits each. A share of .3 of the columns
+    tried at each split is better than .5 by .0006 +- .0004 in log loss of the stack; steps of .3
+    with a `patience` of 12 rounds are as good as .2 with 20 and take 3/4 of the time. Each leaf has
+    a `penalty` as of one more row.
+    """
+
+    def __init__(
+        self,
+        random_state=None,
+        *,
+        n_members=3,
+        rate=0.3,
+        max_leaf_nodes=8,
+        tried=0.3,
+        max_rounds=100,
+        patience=12,
+        penalty=0.25,
+        max_in_bag=4000,
+    ):
+        self.random_state = random_state
+        self.n_members = n_members
+        self.rate = rate
+        self.max_leaf_nodes = max_leaf_nodes
+        self.tried = tried
+        self.max_rounds = max_rounds
+        self.patience = patience
+        self.penalty = penalty
+        self.max_in_bag = max_in_bag
+
+    def fit(self, X, y, sample_weight=None):
+        """Grow trees for rows X (n, d) with labels (n,), and learn the slope."""
+        return fit_trees(self, X, y, sample_weight, self._grow)
+
+    def _grow(self, data):
+        """Grow the trees; return left-out log probabilities (m, K) of `DistinctRows`."""
+        rng, m = check_random_state(self.random_state), len(data.own)
+        ranks = rankdata(data.rows, axis=0).astype(np.float32)
+        fold = self._folds(data, rng)
+        self.prior_, rounds, at = np.log(data.prior), list[list[Trees]](), np.arange(m)
+        log_odds = np.tile(self.prior_, (self.n_members, m, 1))
+        best, kept, log_p = np.inf, 0, np.tile(self.prior_, (m, 1))
+        found = log_p
+        while True:
+            loss = -data.times @ found[at, data.own]
+            if loss < best:
+                best, kept, log_p = loss, len(rounds), found
+            if len(rounds) == min(kept + self.patience, self.max_rounds) or np.ptp(fold) == 0:
+                break
+            grown = []
+            for member, own in enumerate(log_odds):
+                tree, leaf = self._step(ranks, data, fold != member, own, rng)
+                own += tree.value[leaf]
+                grown.append(tree)
+            rounds.append(grown)
+            found = log_softmax(log_odds[fold, at], axis=1)
+        self.trees_ = None
+        if kept:
+            trees = Trees.joined([tree for grown in rounds[:kept] for tree in grown])
+            self.trees_ = trees._replace(threshold=_in_units(trees, ranks, data.rows))
+        return log_p
+
+    def _folds(self, data, rng):
+        """Return the fold (m,) of each row, of which each has about its share of every class."""
+        first = np.append(True, np.diff(data.number) > 0)
+        label, shuffled = data.own[first], rng.permutation(np.count_nonzero(first))
+        fold = np.empty(len(label), int)
+        fold[shuffled[np.argsort(label[shuffled], kind="stable")]] = np.arange(len(label))
+        return (fold % self.n_members)[data.number]
+
+    def _step(self, ranks, data, inside, log_odds, rng):
+        """Return the `Trees` of one step of Newton on the rows `inside`, and leaves (m,) of all."""
+        n, k = log_odds.shape
+        share = min(1.0, self.max_in_bag / np.count_nonzero(inside))
+        bag = inside & (rng.uniform(size=data.number[-1] + 1) < share)[data.number]
+        p = np.exp(log_softmax(log_odds, axis=1))
+        slope, curvature = (np.arange(k) == data.own[:, None]) - p, np.maximum(p * (1.0 - p), 1e-6)
+        mean = curvature.mean(axis=1)
+        grower = ExtraTreeRegressor(
+            max_leaf_nodes=self.max_leaf_nodes,
+            max_features=self.tried,
+            random_state=rng.randint(2**31 - 1),
+        )
+        target, weight = slope / mean[:, None], data.times * mean
+        tree = grower.fit(
+            ranks[bag], target[bag], sample_weight=weight[bag], check_input=False
+        ).tree_
+        leaf = tree.apply(ranks)
+        inside_leaf = np.zeros((tree.node_count, n))
+        inside_leaf[leaf, np.arange(n)] = inside * data.times
+        step = (inside_leaf @ slope) / (inside_leaf @ curvature + self.penalty)
+        return Trees.of(tree, self.rate * (1.0 - 1.0 / k) * step), leaf
+
+    def predict_log_proba(self, X):
+        """Return log probabilities (n, K) of classes."""
+        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        blocks = gen_batches(len(rows), 1000)
+        return np.concatenate([self._log_proba(rows[block]) for block in blocks])
+
+    def _log_proba(self, rows):
+        if self.trees_ is None:
+            return np.tile(log_softmax(self.slope_ * self.prior_), (len(rows), 1))
+        steps = self.trees_.value[self.trees_.leaves(rows)]
+        members = steps.reshape(len(rows), -1, self.n_members, len(self.prior_)).sum(axis=1)
+        log_p = log_softmax(self.prior_ + members, axis=2).mean(axis=1)
+        return log_softmax(self.slope_ * log_p, axis=1)
+
+    def predict_proba(self, X):
+        """Return probabilities (n, K) of classes."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X):
+        """Return labels (n,)."""
+        return self.classes_[self.predict_log_proba(X).argmax(axis=1)]
+
+
+def _in_units(trees, ranks, rows):
+    """Return the thresholds (N,) in the units of columns that were split by their ranks."""
+    threshold = trees.threshold.copy()
+    for column in np.unique(trees.feature[trees.feature >= 0]):
+        own = trees.feature == column
+        order = np.argsort(ranks[:, column])
+        known = ranks[order, column].astype(float), rows[order, column]
+        threshold[own] = np.interp(threshold[own], *known)
+    return threshold

@@ -1,0 +1,113 @@
+"""Trees as arrays, the rows that they grow on, and the slope of their log probabilities."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+from sklearn import config_context
+from sklearn.utils.validation import validate_data
+
+from .._estimator.checks import checked_weights
+
+_LOG_SLOPES = (-3.0, 3.0)
+
+
+class Trees(NamedTuple):
+    """Nodes of all trees: where each sends a row, and what it says of the classes.
+
+    feature (N,) is -1 in leaves, child (N, 2) has the nodes of values up to the threshold (N,) and
+    beyond it; value (N, K) is that of the classes in leaves.
+    """
+
+    root: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    child: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, tree, value):
+        """Return one tree of scikit-learn with a value (N, K) of each node."""
+        child = np.column_stack([tree.children_left, tree.children_right])
+        feature = np.where(child[:, 0] >= 0, tree.feature, -1)
+        return cls(np.zeros(1, int), feature, tree.threshold, child, value)
+
+    @classmethod
+    def joined(cls, grown):
+        """Return several as one."""
+        start = np.cumsum([0] + [len(tree.feature) for tree in grown[:-1]])
+        child = [tree.child + first for tree, first in zip(grown, start, strict=True)]
+        columns = (np.concatenate([tree[i] for tree in grown]) for i in (1, 2, 4))
+        feature, threshold, value = columns
+        return cls(start, feature, threshold, np.concatenate(child), value)
+
+    def leaves(self, rows):
+        """Return the leaves (n, T) of rows (n, d)."""
+        at = np.tile(self.root, len(rows))
+        which = np.repeat(np.arange(len(rows)), len(self.root))
+        on_way = np.flatnonzero(self.feature[at] >= 0)
+        while len(on_way):
+            node = at[on_way]
+            beyond = rows[which[on_way], self.feature[node]] > self.threshold[node]
+            at[on_way] = node = self.child[node, beyond.astype(int)]
+            on_way = on_way[self.feature[node] >= 0]
+        return at.reshape(len(rows), -1)
+
+
+class DistinctRows(NamedTuple):
+    """Sorted distinct rows (m, d) with their labels (m,), seen `times` (m,).
+
+    number (m,) is the same for rows that differ in the label alone; prior (K,) are the shares of
+    the classes.
+    """
+
+    rows: np.ndarray
+    own: np.ndarray
+    times: np.ndarray
+    number: np.ndarray
+    prior: np.ndarray
+
+    @classmethod
+    def of(cls, X, label, weight, n_classes):
+        """Return those of rows (n, d) with labels and weights (n,), and the place (n,) of each."""
+        both = np.column_stack([X, label])
+        both, place = np.unique(both, axis=0, return_inverse=True)
+        rows, own, times = both[:, :-1], both[:, -1].astype(int), np.bincount(place, weight)
+        number = np.append(0, np.cumsum(np.any(np.diff(rows, axis=0) != 0, axis=1)))
+        mass = np.bincount(own, times, n_classes) + 0.5
+        return cls(rows, own, times, number, mass / mass.sum()), place
+
+
+def fit_trees(model, X, y, sample_weight, grow):
+    """Fit an ensemble of trees to rows X (n, d) with labels (n,).
+
+    `grow` takes `DistinctRows` and returns left-out log probabilities (m, K); their slope, and the
+    left-out probability (n,) of each label become attributes.
+    """
+    X, y = validate_data(model, X, y, dtype=np.float64)
+    weight = checked_weights(sample_weight, y)
+    model.classes_, label = np.unique(y, return_inverse=True)
+    seen = weight > 0
+    data, place = DistinctRows.of(X[seen], label[seen], weight[seen], len(model.classes_))
+    # a quarter of the time of a small tree goes into checks
+    with config_context(skip_parameter_validation=True, assume_finite=True):
+        log_p = grow(data)
+    model.slope_ = _slope(log_p, data.own, data.times)
+    log_p = log_softmax(model.slope_ * log_p, axis=1)[np.arange(len(log_p)), data.own]
+    model.loo_proba_ = np.full(len(y), np.nan)
+    model.loo_proba_[seen] = np.exp(log_p)[place]
+    return model
+
+
+def _slope(log_p, own, times):
+    """Return the posterior mode of the slope of log probabilities (m, K) of labels (m,) and times.
+
+    The prior of its log is standard normal.
+    """
+
+    def loss(log_slope):
+        log_own = log_softmax(np.exp(log_slope) * log_p, axis=1)[np.arange(len(own)), own]
+        return 0.5 * log_slope**2 - times @ log_own
+
+    return float(np.exp(minimize_scalar(loss, bounds=_LOG_SLOPES, method="bounded").x))
