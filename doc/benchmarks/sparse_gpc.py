@@ -31,6 +31,8 @@ BATCH = 200
 LARGE_BATCH, LARGE_RATE = 1000, 0.03
 # First amplitude of the kernel: images that are told apart well ask for a large one.
 AMPLITUDE = 10.0
+# Draws of the latent functions in predictions of SVGP for several classes.
+TEST_SAMPLES = 200
 
 
 def digits(folder):
@@ -100,9 +102,15 @@ def _named(method, batch):
 
 
 class SVGP:
-    """GPyTorch's stochastic variational classifier, trained an epoch at a time."""
+    """GPyTorch's stochastic variational classifier, trained an epoch at a time.
 
-    def __init__(self, problem, points, natural, batch=BATCH, amplitude=AMPLITUDE):
+    Of more than two classes with one latent function each, under one kernel, and softmax. `lengths`
+    are those that it starts from, by default one a column.
+    """
+
+    def __init__(
+        self, problem, points, natural, batch=BATCH, amplitude=AMPLITUDE, n_classes=2, lengths=None
+    ):
         import gpytorch
         import torch
 
@@ -111,11 +119,17 @@ class SVGP:
         torch.set_default_dtype(torch.float64)
         self.name = _named("SVGP, natural gradients" if natural else "SVGP, Adam", batch)
         self.batch = batch
-        self.torch, self.y_new = torch, problem[3]
+        self.torch, self.gpytorch, self.y_new = torch, gpytorch, problem[3]
         self.X, self.y, self.X_new = (torch.as_tensor(a, dtype=torch.float64) for a in problem[:3])
-        lengths = start_kernel(problem[0], amplitude).k2.length_scale
-        self.model = variational_model(points, lengths, amplitude, natural)
+        if lengths is None:
+            lengths = start_kernel(problem[0], amplitude).k2.length_scale
+        many = n_classes > 2
+        self.model = variational_model(points, lengths, amplitude, natural, n_classes * many)
         self.likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+        if many:
+            likelihood = gpytorch.likelihoods.SoftmaxLikelihood
+            self.likelihood = likelihood(num_classes=n_classes, mixing_weights=False)
+            self.y = self.y.long()
         self.bound = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, len(self.X))
         variational = self.model.variational_parameters()
         self.rules = [torch.optim.Adam(self.model.hyperparameters(), lr=0.01)]
@@ -136,10 +150,13 @@ class SVGP:
     def predict_proba(self, X_new):
         """Return the probabilities of both classes."""
         self.model.eval()
-        with self.torch.no_grad():
+        with self.torch.no_grad(), self.gpytorch.settings.num_likelihood_samples(TEST_SAMPLES):
             rows = self.torch.as_tensor(X_new, dtype=self.torch.float64).split(1000)
-            p = self.torch.cat([self.likelihood(self.model(a)).probs for a in rows]).numpy()
+            p = [self.likelihood(self.model(a)).probs for a in rows]
         self.model.train()
+        if p[0].ndim == 3:  # samples of the latent functions, rows, classes
+            return self.torch.cat([of_rows.mean(0) for of_rows in p]).numpy()
+        p = self.torch.cat(p).numpy()
         return np.column_stack([1 - p, p])
 
     def _epoch(self, seen=lambda predict_proba: None):
@@ -163,8 +180,11 @@ class SVGP:
         return rows
 
 
-def variational_model(points, lengths, amplitude, natural):
-    """Return the GPyTorch model of kernel and points that EP starts from, points learned."""
+def variational_model(points, lengths, amplitude, natural, n_latent=0):
+    """Return the GPyTorch model of kernel and points that EP starts from, points learned.
+
+    Of several classes with so many latent functions, of which kernel and points are the same.
+    """
     import gpytorch
     import torch
 
@@ -178,9 +198,14 @@ def variational_model(points, lengths, amplitude, natural):
     class Model(gpytorch.models.ApproximateGP):
         def __init__(self):
             Z = torch.as_tensor(points)
-            super().__init__(variational.VariationalStrategy(self, Z, family(len(Z))))
+            several = dict(batch_shape=torch.Size([n_latent])) if n_latent else {}
+            strategy = variational.VariationalStrategy(self, Z, family(len(Z), **several))
+            if n_latent:
+                independent = variational.IndependentMultitaskVariationalStrategy
+                strategy = independent(strategy, num_tasks=n_latent)
+            super().__init__(strategy)
             self.mean_module = gpytorch.means.ZeroMean()
-            base = gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1])
+            base = gpytorch.kernels.RBFKernel(ard_num_dims=len(lengths))
             base.lengthscale = torch.as_tensor(lengths)
             self.covar_module = gpytorch.kernels.ScaleKernel(base)
             self.covar_module.outputscale = amplitude
