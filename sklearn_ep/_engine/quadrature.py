@@ -338,14 +338,15 @@ def local_precision(x: np.ndarray) -> np.ndarray:
     return 0.25 * _tanh_over(0.5 * np.sqrt(x))
 
 
-def _local_second(x: np.ndarray) -> np.ndarray:
-    """Return minus half of its derivative in x."""
+def _local_pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `local_precision` at x > 0 and minus half of its derivative, by one tanh."""
     v = 0.5 * np.sqrt(x)
-    small = v < 1e-2
-    v2 = v * v
-    safe = np.where(small, 1.0, v)
-    closed = (_tanh_over(safe) - 4.0 * density_at_double(safe)) / safe**2
-    return np.where(small, 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0, closed) / 64.0
+    tanh, v2 = np.tanh(v), v * v
+    over = tanh / v
+    series = 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0
+    with np.errstate(over="ignore"):
+        closed = (over - 1.0 + tanh * tanh) / v2
+    return 0.25 * over, np.where(v < 1e-2, series, closed) / 64.0
 
 
 def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.ndarray:
@@ -370,9 +371,10 @@ def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.nd
     total = mean + var * shift
     x = np.maximum(var + total**2, 1e-300)
     for _ in range(60):  # nine are enough for twelve digits nearly everywhere
-        kappa = 1.0 + var * local_precision(x)
+        precision, second = _local_pair(x)
+        kappa = 1.0 + var * precision
         moment = var / kappa + (total / kappa) ** 2
-        slope = 2.0 * var * _local_second(x) * (var / kappa**2 + 2.0 * total**2 / kappa**3)
+        slope = 2.0 * var * second * (var / kappa**2 + 2.0 * total**2 / kappa**3)
         step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
         new = np.maximum(np.where(x + step > 0.0, x + step, moment), 1e-300)
         done = np.all(np.abs(new - x) <= 1e-13 * x)

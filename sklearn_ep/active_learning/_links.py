@@ -18,6 +18,7 @@ from .._engine.likelihoods import LabelNoise, Logit, Probit
 from .._engine.quadrature import (
     local_site_precision,
     logistic_mixture,
+    logistic_moments,
     quick_ndtr,
     tilted_by_panels,
 )
@@ -79,6 +80,12 @@ class LogisticLink(FactorLink):
 
     def _logistic(self, mean, var):
         return self.slope * mean, self.slope**2 * var
+
+    def proba(self, mean, var):
+        """Return the probability (n,) of the label +1, of the logistic function itself to 1e-6."""
+        if isinstance(self.factor, Logit):
+            return np.exp(logistic_moments(mean, var, rough=True)[0])
+        return super().proba(mean, var)
 
     def precision(self, mean, var):
         """Return the precision (n,) that a label of unknown value adds on average."""
