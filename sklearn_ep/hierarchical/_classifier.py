@@ -76,9 +76,9 @@ class HierarchicalEPLogistic(
         factor of S. With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int, "auto" or "adaptive", default="auto"
         Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
-        nothing asks for partitions: ``engine="ep"``, `damping` at its default, no checkpoint, rows
-        in memory. Where something does, it is one for every 100 rows with groups (1000 without), at
-        most eight: few large partitions are as accurate as many small ones and
+        nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
+        checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
+        (1000 without), at most eight: few large partitions are as accurate as many small ones and
         faster. With the engines that draw it is one for every 5000 rows, because their noise adds
         up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
         with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
@@ -121,6 +121,10 @@ class HierarchicalEPLogistic(
         and else over a star: the mode and two nodes along each axis, with a smooth density through
         their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
         a mode makes intervals too short where groups are few. The engines that draw know no mode.
+    schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
+        Update all sites of a sweep from the same state, or one after the other, or use each message
+        as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
+        it, and so the last digits, depend on their timing. For one factor, not in a list.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" is one softmax model. Every level of every
         factor has an effect for each class, with one scale for all classes. "auto" is joint with
@@ -318,6 +322,7 @@ class HierarchicalEPLogistic(
         engine: str = "auto",
         refine: bool = True,
         hyperparameters: str = "auto",
+        schedule: str = "parallel",
         multi_class: str = "auto",
         power: float = 1.0,
         damping: float = 1.0,
@@ -337,6 +342,7 @@ class HierarchicalEPLogistic(
         self.engine = engine
         self.refine = refine
         self.hyperparameters = hyperparameters
+        self.schedule = schedule
         self.multi_class = multi_class
         self.power = power
         self.damping = damping
@@ -431,7 +437,7 @@ class HierarchicalEPLogistic(
         # a step of messages takes too little time for processes; sites of parts take enough
         by_messages = self.engine == "messages" or isinstance(self.group_column, list)
         prefer = "threads" if by_messages else None
-        return PartMap(list(X), self.n_jobs, prefer=prefer)
+        return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous", prefer)
 
     def _store(self, attributes):
         """Set the attributes of a fit, and drop those that only the last one had."""

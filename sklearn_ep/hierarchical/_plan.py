@@ -50,6 +50,7 @@ class Settings(NamedTuple):
     """
 
     theta: str
+    schedule: str
     damping: float
     max_iter: int
     tol: float
@@ -119,6 +120,7 @@ def check_parameters(est):
         )
     if est.engine == "nuts":
         load_sampler()
+    checks.check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
         checks.check_choice("n_partitions", est.n_partitions, ["auto", "adaptive"], "a number")
     else:
@@ -154,6 +156,11 @@ def remarks_on_parameters(est, has_groups):
             f"hyperparameters='mode' {without}, whose draws are of theta too; leave it at its "
             "default."
         )
+    if est.engine == "laplace" and est.schedule != "parallel":
+        found.append(
+            f"schedule={est.schedule!r} {without}, which climbs to the mode of all sites together; "
+            "leave it at its default."
+        )
     if not has_groups:
         found.append(
             "no groups were given: this is logistic regression without group effects. Name their "
@@ -181,7 +188,7 @@ def _settings(est):
         seed = check_random_state(est.random_state).randint(2**31)
     rule = "grid" if est.refine else "star"
     rule = "mode" if est.hyperparameters == "mode" else rule
-    steps = float(est.damping), int(est.max_iter), float(est.tol)
+    steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
     adaptive = est.n_partitions == "adaptive"
     return Settings(rule, *steps, seed, float(est.power), est.n_jobs, adaptive)
 
@@ -339,7 +346,7 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
         parted = engine == "messages"
     else:
         engine = "ep" if est.engine == "auto" else est.engine
-        plain = engine == "ep" and est.damping == 1
+        plain = (engine, est.schedule, est.damping) == ("ep", "parallel", 1)
         parted = parted or with_checkpoint or not (columns.factors and plain)
     if engine == "messages":
         _check_messages(est, columns, codes)
@@ -364,6 +371,11 @@ def _check_messages(est, columns, codes):
     """Raise a ValueError that names what messages do not take."""
     if not columns.factors:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
+    if est.schedule != "parallel":
+        raise ValueError(
+            f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
+            "other than 'messages'."
+        )
     if est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
         what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
         raise ValueError(
@@ -380,7 +392,7 @@ def _engine_of_list(est, columns, codes, n_levels, parted):
             f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
             "'ep', 'messages' or 'auto'."
         )
-    if est.engine == "messages" or parted:
+    if est.engine == "messages" or parted or est.schedule != "parallel":
         return "messages"
     sizes = columns.n_effects * np.array(n_levels)
     dense = int(sizes.sum() - sizes.max())

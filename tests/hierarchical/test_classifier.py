@@ -209,16 +209,17 @@ def test_blocks_of_rows_equal_whole_ep(k):
     [
         dict(n_partitions=1),
         dict(n_partitions=24),
-        dict(n_partitions=3),
-        dict(n_partitions=3, n_jobs=2),
+        dict(schedule="serial"),
+        dict(schedule="asynchronous"),
+        dict(schedule="asynchronous", n_jobs=2),
     ],
 )
-def test_partitions_agree(kw):
+def test_partitions_and_schedules_agree(kw):
     X, y, g = grouped()
     with joblib.parallel_config(backend="threading"):
-        clf = HierarchicalEPLogistic(**kw).fit(X, y, groups=g)
+        clf = HierarchicalEPLogistic(**{"n_partitions": 3, **kw}).fit(X, y, groups=g)
     assert max(apart(clf, fitted())) < 2e-3
-    assert len(clf.site_precision_) == kw["n_partitions"]
+    assert len(clf.site_precision_) == kw.get("n_partitions", 3)
 
 
 def logistic_groups(n_groups, rows, scale, seed):
@@ -861,6 +862,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         (dict(random_slopes=[17]), "17"),
         (dict(random_slopes=[0, 0]), "repeats"),
         (dict(engine="magic"), "engine"),
+        (dict(schedule="magic"), "schedule"),
         (dict(prior_scale=-1.0), "prior_scale"),
         (dict(prior_scale=[1.0, 2.0]), "prior_scale"),
         (dict(tau_prior=1.0), "tau_prior"),
@@ -926,10 +928,13 @@ def test_groups_forgotten_at_prediction_are_told_once_a_fit():
 def test_parameters_that_do_nothing_are_named():
     X, y, g = grouped()
     quick = dict(max_iter=20, tol=1.0, random_state=0)
-    drawn = HierarchicalEPLogistic(**quick, engine="importance", refine=False)
-    with pytest.warns(UserWarning, match="refine=False does nothing") as told:
-        drawn.fit(X, y, groups=g)
-    assert len(told) == 1
+    for kw, match in (
+        (dict(engine="laplace", schedule="serial"), "schedule='serial' does nothing"),
+        (dict(engine="importance", refine=False), "refine=False does nothing"),
+    ):
+        with pytest.warns(UserWarning, match=match) as told:
+            HierarchicalEPLogistic(**quick, **kw).fit(X, y, groups=g)
+        assert len(told) == 1
     with pytest.warns(UserWarning, match="no groups were given.*group_column") as told:
         HierarchicalEPLogistic(**quick).fit(X, y)
     assert len(told) == 1

@@ -587,6 +587,7 @@ def test_tau_prior_of_each_factor():
         ("engine", dict(engine="nothing")),
         ("n_partitions.*messages", dict(n_partitions=2, engine="ep")),
         ("n_partitions.*random_slopes", dict(n_partitions=2, random_slopes={2: [0]})),
+        ("schedule", dict(schedule="serial")),
         ("measured", dict(group_column=[0, 3])),
     ],
 )

@@ -333,10 +333,16 @@ def gaussian_answers(factors):
     return answer
 
 
-def test_gaussian_partitions_are_found_exactly():
+@pytest.mark.parametrize("serial", [False, True])
+def test_gaussian_partitions_are_found_exactly(serial):
     prior, truth = random_sites(seed=2)
     factors = [Natural(*f) for f in zip(*truth, strict=True)]
     answer = gaussian_answers(factors)
+
+    def in_turn(cavity_of):
+        for k in range(4):
+            cavity = cavity_of(k)
+            yield k, cavity, answer(k, cavity)
 
     start = Natural(np.zeros_like(truth.precision), np.zeros_like(truth.shift))
     result, counts = partitions_messages.propagate(
@@ -345,6 +351,7 @@ def test_gaussian_partitions_are_found_exactly():
         start,
         max_iter=10,
         tol=1e-10,
+        stream=in_turn if serial else None,
     )
     found = result.evaluation.payload
     np.testing.assert_allclose(found.precision, truth.precision, atol=1e-10)

@@ -43,7 +43,8 @@ def fit_in_memory(plan, sign, monitor, previous, save):
 
     Other parameters as for `fit_parts`.
     """
-    with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs) as run:
+    unordered = plan.settings.schedule == "asynchronous"
+    with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs, unordered) as run:
         return fit_parts(plan, run, None, monitor, previous, save)
 
 
@@ -113,6 +114,22 @@ class PartAnswers:
         sites = self.run(part_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
+
+    def stream(self, cavity_of):
+        """Yield (k, cavity, tilted site) of the parts, in turn or as they are ready."""
+        used = {}
+
+        def message_of(k):
+            used[k] = cavity_of(k)
+            return used[k], self.states[k]
+
+        answers = self.run.as_completed(part_worker, message_of, *self.shared)
+        if self.plan.settings.schedule == "serial":
+            order, one = range(len(self.states)), self.run.one
+            answers = ((k, one(k, part_worker, message_of(k), *self.shared)) for k in order)
+        for k, site in answers:
+            self.states[k] = site.state
+            yield k, used[k], site
 
     def given_theta(self, theta, cavities, sites):
         """Return what the parts say of beta at theta, under their cavities, from row sites."""
@@ -243,7 +260,8 @@ class GroupedFit:
         check_precise(total_of(prior, start).precision)
         answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
-        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping)
+        stream = None if s.schedule == "parallel" else answers.stream
+        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, stream=stream)
         result, counts = propagate(
             answers.tilted, prior, start, monitor=watch, accelerate=not self.draws, **options
         )

@@ -113,9 +113,9 @@ class Sweeps:
     Of its monitor it is one itself, which asks to stop at the border of the proper set.
     """
 
-    def __init__(self, tilted, prior, monitor):
+    def __init__(self, tilted, prior, stream, damping, monitor):
         self.begin, self.monitor = monitor.begin, monitor
-        self.tilted, self.prior = tilted, prior
+        self.tilted, self.prior, self.stream, self.damping = tilted, prior, stream, damping
         self.n_skipped = self.n_cut = self.n_short = 0
 
     def evaluate(self, x):
@@ -123,9 +123,12 @@ class Sweeps:
         messages, prior = unpack(x), self.prior
         total = total_of(prior, messages)
         gaussian.checked_cholesky(total.precision)
-        cavities = cavities_of(total, messages)
-        sites = self.tilted(cavities)
-        updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
+        if self.stream is None:
+            cavities = cavities_of(total, messages)
+            sites = self.tilted(cavities)
+            updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
+        else:
+            sites, updates = _as_they_come(self.stream, prior, messages, self.damping)
         target = x.copy()
         for k, update in enumerate(updates):
             if update is not None:
@@ -163,6 +166,7 @@ def propagate(
     max_iter,
     tol,
     damping=1.0,
+    stream=None,
     accelerate=True,
     monitor=SILENT,
 ):
@@ -173,18 +177,22 @@ def propagate(
     `iterate`, and the residual is the change of posterior means and log sds by an undamped sweep,
     in posterior sd.
 
+    `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
+    what `cavity_of(k)` said when the work on k began. If given, each answer is used as it comes,
+    and partitions begun later see it.
+
     Returns the `Result`, with messages for payload and the history of all sweeps, and how many
     messages were left as they were and steps cut.
     """
     trace = Trace(monitor)
-    sweeps = Sweeps(tilted, prior, trace)
+    sweeps = Sweeps(tilted, prior, stream, damping, trace)
     result = iterate(
         sweeps.evaluate,
         pack(start),
         max_iter=max_iter,
         tol=tol,
         damping=damping,
-        acceleration=Anderson(2, damping) if accelerate else None,
+        acceleration=Anderson(2, damping) if accelerate and stream is None else None,
         give_up_after=max_iter,
         repair=sweeps.repair,
         monitor=sweeps,
@@ -194,6 +202,37 @@ def propagate(
     if at_border:
         result = replace(result, reason="max_iter" if spent else "stuck")
     return result, (sweeps.n_skipped, sweeps.n_cut)
+
+
+def _as_they_come(stream, prior, messages, damping):
+    """Use each answer as it comes; return tilted sites and undamped messages, in part order.
+
+    A step is bounded like that of a sweep: no cavity may become improper on the way. Work under way
+    on a part has its own cavity, so its message does not depend on what arrived in between.
+    """
+    now = messages
+
+    def cavity_of(k):
+        return gaussian.over(total_of(prior, now), gaussian.Natural(now.precision[k], now.shift[k]))
+
+    answers: dict[int, Any] = {}
+    for k, cavity, site in stream(cavity_of):
+        update = _new_message(cavity, site)
+        answers[k] = site, update
+        if update is not None:
+            now = _after_one(prior, now, k, update, damping)
+    order = range(len(messages.shift))
+    return [answers[k][0] for k in order], [answers[k][1] for k in order]
+
+
+def _after_one(prior, messages, k, update, step):
+    """Return the messages after a step of site k towards its update, no longer than is proper."""
+    target = gaussian.Natural(messages.precision.copy(), messages.shift.copy())
+    target.precision[k], target.shift[k] = update
+    change = step / _MARGIN * (target.precision - messages.precision)
+    step = step * proper_share(prior, messages.precision, change)
+    pairs = zip(messages, target, strict=True)
+    return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))
 
 
 class Ascent(NamedTuple):
