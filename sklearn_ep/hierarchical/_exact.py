@@ -171,7 +171,7 @@ def _eliminated(layout, design, tau, nu):
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    sums = layouts.sums_by_group(group, tau[:, None] * turned, j)
+    sums = layouts.sums_by_group(layout.ends, tau[:, None] * turned)
     return lower, layout.plain.weighed(sums), pulled
 
 

@@ -70,10 +70,15 @@ def even_rows(entries, at, width):
     return csr_array((entries.ravel(), at.ravel().astype(np.int32), ends), shape=(len(at), width))
 
 
-def sums_by_group(group, entries, n_groups):
-    """Return the matrix (J q, n) of sums over the rows of each group, by entries (n, q) of rows."""
-    n, q = entries.shape
-    return even_rows(entries, group[:, None] * q + np.arange(q), n_groups * q).T.tocsr()
+def sums_by_group(ends, entries):
+    """Return the matrix (J q, n) of sums over the rows of each group, by entries (n, q) of rows.
+
+    Group j has rows ends[j] to ends[j + 1]; its lines are one for each of the q columns.
+    """
+    (n, q), j = entries.shape, len(ends) - 1
+    starts = np.append(np.add.outer(n * np.arange(q), ends[:-1]), n * q)
+    lines = csr_array((entries.T.ravel(), np.tile(np.arange(n), q), starts), shape=(q * j, n))
+    return lines if q == 1 else lines[np.arange(q * j).reshape(q, j).T.ravel()]
 
 
 def _blocks(n_rows, width):
