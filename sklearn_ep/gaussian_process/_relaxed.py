@@ -224,7 +224,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         What was done with the hyperparameters.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
         Nodes of the average at rates above zero: logs of the variance and of the geometric mean of
-        the lengths, and the logit of the rate, as far as they are learned. With the mode one node.
+        the lengths, and the logit of the rate, as far as they are learned. One node with the mode,
+        and where these rates have less than two per cent of the probability.
         This and the next four are lists with an entry a class for one against the rest.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Their weights, positive, of sum one.

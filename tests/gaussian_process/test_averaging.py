@@ -466,6 +466,16 @@ def test_no_prior_mass_at_no_errors():
             Relaxed(no_errors=bad).fit(X, y)
 
 
+def test_rates_without_probability_have_their_mode_alone():
+    X, y, _ = wrong_labels(60, 0.0)
+    sure, unsure = (Relaxed(no_errors=prior).fit(X, y) for prior in (0.999, 0.5))
+    assert sure.no_errors_proba_ > 0.98 > unsure.no_errors_proba_
+    assert len(sure.hyper_nodes_) == 1 < len(unsure.hyper_nodes_)
+    difference = logit(sure.no_errors_proba_) - logit(unsure.no_errors_proba_)
+    assert difference == pytest.approx(logit(0.999), abs=0.5)
+    np.testing.assert_allclose(sure.predict_proba(X), unsure.predict_proba(X), atol=0.1)
+
+
 def test_a_given_rate_is_kept():
     X, y, _ = wrong_labels(60, 0.1)
     clf = Relaxed(label_noise=0.1).fit(X, y)

@@ -179,19 +179,20 @@ class _Part(NamedTuple):
         axis; of one coordinate a lattice is as cheap. A small share has the mode alone.
         """
         nodes, mode, curvature = self
-        if share < 0.02:
+        if share < 0.02 or not len(mode.phi):
             return self.alone()
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
-        n_rows, few, n_jobs = len(nodes.problem.y), LIMITS.lattice_errors, plan.averaging.n_jobs
-        lattice = plan.labels.exact_gradient and n_rows <= few[1] and share >= 0.5
-        if len(mode.phi) < 2 or lattice:
+        n_rows, ends, n_jobs = len(nodes.problem.y), LIMITS.lattice_errors, plan.averaging.n_jobs
+        few = plan.labels.exact_gradient and n_rows <= ends[1]
+        if few and n_rows >= LIMITS.thirds:
+            # that of some rows may be twice too large
+            curvature = curvature_at(nodes.evaluate, *about, 0.3)[0]
+        if len(mode.phi) < 2 or (few and share >= 0.5):
             spacing = _SPACINGS.get(len(mode.phi))
             if spacing is not None:
-                depth = np.interp(n_rows, few, (spacing.depth, _ENDS))
-                spacing = spacing._replace(depth=float(depth))
-            # that of some rows may be twice too large
-            known = curvature if n_rows < LIMITS.thirds else None
-            return integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, known)
+                depth = float(np.interp(n_rows, ends, (spacing.depth, _ENDS)))
+                spacing = spacing._replace(depth=depth)
+            return integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, curvature)
         evaluate = partial(nodes.evaluate, slopes=False)
         return sample_about(evaluate, *about, curvature, n_jobs, monitor)
 
