@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.hyper import Node, ascend
+from .._engine.gaussian import learned_curvature
 from .._engine.quadrature import logistic_moments
 
 
@@ -29,12 +29,13 @@ class _Choices(NamedTuple):
     certainty_width: float = 0.4
     close: float = 1e-6  # nats that a further step may gain, ...
     close_classes: float = 1e-3  # ... of several classes, whose integrals are rougher and dearer
+    # Where rows are many, or elsewhere, another look at them is not worth so few nats a row.
+    close_a_row: float = 1e-8
     many_rows: int = 10_000  # from which rough integrals do for chances, too
     noise_step: float = 1.0  # between logs of noise from which its maximum is looked for
 
 
 _BY = _Choices()
-_ANYWHERE = np.array([[-np.inf, np.inf]] * 2)
 
 
 class Cavities(NamedTuple):
@@ -122,6 +123,25 @@ class ScoreSums(NamedTuple):
         return cls(float(weight @ log_proba), slopes @ weight, (slopes * weight) @ slopes.T)
 
 
+class _Scores(NamedTuple):
+    """Log density of (log a, log t), its gradient (2,), and the expected curvature (2, 2).
+
+    `log_proba` (n,) are the log chances of the labels where the rows are at hand, else None.
+    """
+
+    value: float
+    gradient: np.ndarray
+    curvature: np.ndarray
+    log_proba: Any
+
+    @classmethod
+    def at(cls, theta, sums, log_proba=None):
+        """Return those of `ScoreSums` at theta."""
+        loss, precision = _prior_terms(theta)
+        gradient = sums.slope - precision * theta
+        return cls(sums.log_proba - loss, gradient, sums.square + np.diag(precision), log_proba)
+
+
 def _prior_terms(theta):
     """Return minus the log prior of theta, and the precisions (2,) of its tangent Gaussian."""
     log_a, log_t = theta
@@ -156,7 +176,7 @@ def calibrated(sign, weight, node_weight, nodes, how):
     rows, proper = rows_left_out(sign, weight, node_weight, nodes)
     n, theta = len(rows.centre), np.zeros(2)
     if how == "loo":
-        theta = most_likely(lambda theta: ScoreSums.of(theta, rows))
+        theta = best_of_sums(n, lambda theta: ScoreSums.of(theta, rows), n >= _BY.many_rows)
     log_proba, _ = _each(theta, rows, rough=n >= _BY.many_rows)
     total = np.sum(np.exp(rows.log_share) * (rows.var + (rows.mean - rows.centre) ** 2), axis=0)
     out = np.full((3, len(sign)), np.nan)
@@ -176,62 +196,69 @@ def rows_left_out(sign, weight, node_weight, nodes):
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
 
+def best_of_sums(n, sums, blind=True):
+    """Return theta = (log a, log t) of highest density, by few looks at the rows.
+
+    `sums(theta)` are the `ScoreSums` of n rows, which may be anywhere.
+    """
+
+    def scores(theta):
+        return _Scores.at(theta, sums(theta))
+
+    start, close = np.zeros(2), _BY.close_a_row * n if blind else _BY.close
+    return _maximum(start, scores(start), scores, close, blind)[0]
+
+
 def calibrated_classes(factor, y, weight, left, how):
     """Return the `LeftOut` of rows of class y (n,) whose classes have one joint posterior.
 
     `factor` is that of all classes, `left` the `Cavities` (K, n); `how` as in `calibrated`.
     """
     proper = np.all(np.isfinite(left.var), axis=0)
-    mean, var = left.mean.T[proper], left.var.T[proper]
+    mean, var, own = left.mean.T[proper], left.var.T[proper], weight[proper]
 
-    def sums(theta):
-        log_z, slopes = each(theta)
-        return ScoreSums.over(log_z, slopes, weight[proper])
-
-    def each(theta):
+    def scores(theta):
         slope = np.exp(theta[0])
         m, v = slope * mean, slope**2 * np.exp(theta[1]) * var
         log_z, slope_m, slope_v = factor.log_z_slopes(y[proper], m, v)
         by_mean, by_variance = np.sum(slope_m * m, axis=1), np.sum(slope_v * v, axis=1)
-        return log_z, np.stack([by_mean + 2.0 * by_variance, by_variance])
+        slopes = np.stack([by_mean + 2.0 * by_variance, by_variance])
+        return _Scores.at(theta, ScoreSums.over(log_z, slopes, own), log_z)
 
     theta = np.zeros(2)
+    at = scores(theta)
     if how == "loo":
-        theta = most_likely(sums, close=_BY.close_classes)
+        theta, at = _maximum(theta, at, scores, _BY.close_classes)
     log_proba = np.full(len(y), np.nan)
-    log_proba[proper] = each(theta)[0]
+    log_proba[proper] = at.log_proba
     slope, temper = np.exp(theta)
     return LeftOut(float(slope), float(temper), left, log_proba)
 
 
-def most_likely(sums, start=(0.0, 0.0), close=_BY.close):
-    """Return theta = (log a, log t) of highest density, to `close` nats, by few looks at the rows.
+def _maximum(theta, at, scores, close=_BY.close, blind=False):
+    """Return the maximum and the `_Scores` there, by BFGS from the expected curvature.
 
-    `sums(theta)` are the `ScoreSums` of rows, which may be anywhere.
+    It ends where a step promises no more nats than `close`; a `blind` search takes it without a
+    look, and the scores are those before it.
     """
-
-    def node(theta):
-        at, (loss, precision) = sums(theta), _prior_terms(theta)
-        gradient = at.slope - precision * theta
-        return Node(theta, at.log_proba, -loss, gradient, 0.0, at.square + np.diag(precision))
-
-    return highest(node, np.array(start), _ANYWHERE, gain=close, patience=50, longest=1.0).phi
-
-
-def highest(node_at, x, bounds, **limits):
-    """Return the `Node` of highest density that `ascend` finds from x, or None if x has none.
-
-    `node_at(x)` is the `Node` at x, whose payload is about the curvature there.
-    """
-    first = node_at(x)
-    if first is None:
-        return None
-
-    def evaluate(x, near):
-        return first if near is None else node_at(x)
-
-    top: Any = ascend(evaluate, x, bounds, first.payload, max_iter=50, **limits)
-    return top.node
+    curvature: Any = at.curvature
+    for _ in range(50):
+        # weights that differ by many orders of magnitude leave it without a rank of two
+        step = np.linalg.lstsq(curvature, at.gradient, rcond=None)[0]
+        if 0.5 * step @ at.gradient <= close:
+            return (theta + step if blind else theta), at
+        step = step * min(1.0, 1.0 / np.max(np.abs(step)))
+        new = scores(theta + step)
+        while not new.value > at.value:
+            step = 0.5 * step
+            if np.max(np.abs(step)) < 1e-9:  # rounding hides any gain
+                return theta, at
+            new = scores(theta + step)
+        turned = at.gradient - new.gradient
+        theta, at = theta + step, new
+        bent = turned @ step > 0
+        curvature = learned_curvature(curvature, step, turned) if bent else at.curvature
+    return theta, at
 
 
 def noise_temper(gap, var, noise, weight):
@@ -248,15 +275,14 @@ def noise_temper(gap, var, noise, weight):
     none of this.
     """
 
-    def sums(theta):
+    def scores(theta):
         own = noise * np.exp(theta[1])
         square = gap**2 / (var + own)
         log_proba = -0.5 * (np.log(2.0 * np.pi * (var + own)) + square)
         slopes = np.stack([np.zeros(len(gap)), 0.5 * (square - 1.0) * own / (var + own)])
-        return ScoreSums.over(log_proba, slopes, weight)
+        return _Scores.at(theta, ScoreSums.over(log_proba, slopes, weight))
 
     # a noise that is small beside the variances leaves the density flat up to another maximum
     most = max(np.log(np.max(gap**2, initial=noise) / noise), _BY.noise_step)
-    starts = np.outer(np.arange(0.0, most, _BY.noise_step), [0.0, 1.0])
-    start = max(starts, key=lambda theta: sums(theta).log_proba - _prior_terms(theta)[0])
-    return float(np.exp(most_likely(sums, start)[1]))
+    each = [(t, scores(t)) for t in np.outer(np.arange(0.0, most, _BY.noise_step), [0.0, 1.0])]
+    return float(np.exp(_maximum(*max(each, key=lambda pair: pair[1].value), scores)[0][1]))

@@ -290,18 +290,29 @@ class SampledJoint:
         return spread, residual
 
     def move_to(self, scale):
-        """Change the scale of the prior: the state has to be of it before draws are."""
+        """Change the scale of the prior: the state has to be of it before draws are.
+
+        Variances of cavities move as those do that the diagonal of the precision gives.
+        """
         if scale != self.scale:
+            data = self.result.evaluation.payload[0].system.data
+            design = self.problem.rows.design
+            before, after = (
+                design.squares @ (1.0 / (self.problem.prior.precision(s)[:, None] + data))
+                for s in (self.scale, scale)
+            )
+            self.variances = self.variances * np.asarray(after) / np.maximum(before, 1e-300)
             self.scale = scale
             self.result = self.sites(_TOL.first_sites)
 
-    def near(self, scale):
+    def near(self, scale, rough):
         """Go to a scale, near enough to its fixed point to compare.
 
         Returns the `_Spread`, the prior precisions and the coefficients (q, K) there.
         """
+        again = self.draws is not None and rough
         self.move_to(scale)
-        for _ in range(2):
+        for _ in range(1 if again else 2):
             spread, _ = self.advance()
         return spread, self.problem.prior.precision(scale), self.coef.reshape(-1, self.K)
 

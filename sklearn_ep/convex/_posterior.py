@@ -206,20 +206,15 @@ class AveragedWeights(PredictorCovariances, AveragedPosterior):
             joint += weight * node.weight_covariance(B)
         return self.slope**2 * self.temper * joint
 
-    def _moments(self):
-        """Return means and variances (M, n) of the weights under the nodes."""
-        means = np.array([node.mean for node in self.nodes])
-        return means, np.array([node.coefficient_variance() for node in self.nodes])
-
     def coefficient_variance(self):
         """Return the variances (n,) of the weights."""
-        return mixture_moments(self.weight, *self._moments())[1]
+        return mixture_moments(self.weight, *_weight_moments(self.nodes))[1]
 
     def coefficient_interval(self, level):
         """Return central intervals (n, 2) of the weights, by quantiles of the mixture."""
         if len(self.nodes) == 1:
             return self.nodes[0].coefficient_interval(level)
-        means, variances = self._moments()
+        means, variances = _weight_moments(self.nodes)
         ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
         return mixture_quantiles(self.weight, means, np.sqrt(variances), ends).T
 
@@ -237,3 +232,9 @@ class AveragedWeights(PredictorCovariances, AveragedPosterior):
         log_prob = float(logsumexp(log_mass))
         nodes, weight = [node for node, _ in pairs], np.exp(log_mass - log_prob)
         return AveragedWeights(nodes, weight, self.slope, self.temper), log_prob
+
+
+def _weight_moments(nodes):
+    """Return means and variances (M, n) of the weights under posteriors."""
+    means = np.array([node.mean for node in nodes])
+    return means, np.array([node.coefficient_variance() for node in nodes])

@@ -27,7 +27,7 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, PartRows, RowSpec, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, surely_positive
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -219,7 +219,7 @@ def fit_parted(problem, monitor, k):
 def _sampled_parts(problem, rows, monitor, last):
     """Fit with sampled variances; the last answer is how rows are left out."""
     loop, *fit = _sampled(problem, rows, monitor, last)
-    return *fit, (PartRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
+    return *fit, (left_out_of_anchors, loop.place.point, loop.place.anchors)
 
 
 def _natural_parts(problem, rows, monitor, last):
@@ -232,7 +232,7 @@ def _natural_parts(problem, rows, monitor, last):
     log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
     counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
     attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
-    how = PartRows.left_out, step.mean, step.system.half
+    how = left_out, step.mean, step.system.half
     return result, log_evidence, attributes, how
 
 

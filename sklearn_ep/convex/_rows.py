@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
-from ._calibration import LeftOut, ScoreSums, cavities, most_likely, rows_left_out
+from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, rows_left_out
 from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
@@ -194,31 +194,6 @@ class PartRows:
         self.n_anchors, self.z = 0, None
         self._memo: dict[str, Any] = {}
 
-    def sums(self, mean, root):
-        """Return the `SiteSums` of the rows at a posterior, in blocks of rows."""
-        q, n = self.B.shape
-        value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
-        for block in row_blocks(q, n):
-            B = self.B if q <= block.stop - block.start else self.B[block]
-            s, z = _marginals(B, mean, root)
-            f = self.sites.of_rows(block).penalty(s, z)
-            value += float(np.sum(f.value))
-            slope += B.T @ f.slope
-            gram += weighted_gram(B, f.precision)
-            dof += float(f.precision @ z)
-        return SiteSums(value, slope, gram, dof)
-
-    def left_out(self, mean, root):
-        """Return the `RowsLeftOut` of the rows without their sites in a posterior."""
-        each = [_marginals(self.B[block], mean, root) for block in row_blocks(*self.B.shape)]
-        return self._without_sites(*(np.concatenate(v) for v in zip(*each, strict=True)))
-
-    def _without_sites(self, s, z):
-        """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
-        f = self.sites.penalty(s, z)
-        left = cavities(s, z, f.slope, f.precision, self.sites.weight)
-        return rows_left_out(self.sites.sign, self.sites.weight, np.ones(1), [left])[0]
-
     @cached_property
     def fast(self):
         """B in the precision of products."""
@@ -316,9 +291,38 @@ class PartRows:
             z = self.z ** (1.0 - anchor.damping) * z**anchor.damping
         return z
 
-    def left_out_of_anchors(self, point, anchors):
-        """Return the `RowsLeftOut` of the rows without their sites in a sampled posterior."""
-        return self._without_sites(self.predictors(point), self.variances(anchors))
+
+def site_sums(rows, mean, root):
+    """Return the `SiteSums` of rows at a posterior, in blocks of rows."""
+    q, n = rows.B.shape
+    value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
+    for block in row_blocks(q, n):
+        B = rows.B if q <= block.stop - block.start else rows.B[block]
+        s, z = _marginals(B, mean, root)
+        f = rows.sites.of_rows(block).penalty(s, z)
+        value += float(np.sum(f.value))
+        slope += B.T @ f.slope
+        gram += weighted_gram(B, f.precision)
+        dof += float(f.precision @ z)
+    return SiteSums(value, slope, gram, dof)
+
+
+def left_out(rows, mean, root):
+    """Return the `RowsLeftOut` of rows without their sites in a posterior."""
+    each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
+    return _without_sites(rows.sites, *(np.concatenate(v) for v in zip(*each, strict=True)))
+
+
+def left_out_of_anchors(rows, point, anchors):
+    """Return the `RowsLeftOut` of rows without their sites in a sampled posterior."""
+    return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors))
+
+
+def _without_sites(sites, s, z):
+    """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
+    f = sites.penalty(s, z)
+    left = cavities(s, z, f.slope, f.precision, sites.weight)
+    return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])[0]
 
 
 def _read(part, k, spec):
@@ -437,7 +441,7 @@ class PartedRows:
             self.n_visits += 1
             return add_up(answers)
 
-        slope, temper = np.exp(most_likely(sums))
+        slope, temper = np.exp(best_of_sums(self.n_rows, sums))
         return LeftOut(float(slope), float(temper))
 
 

@@ -31,7 +31,6 @@ from ._parameters import SCALE_SHARE, in_log_scales
 from ._rows import (
     Anchor,
     Candidate,
-    PartRows,
     Point,
     advance_sums,
     calibration_sums,
@@ -39,6 +38,7 @@ from ._rows import (
     line_sums,
     product_sums,
     right_sums,
+    site_sums,
 )
 from ._systems import (
     START_INFLATION,
@@ -543,7 +543,7 @@ class NaturalGradient:
     def start(self):
         """Return the state to start from, by one visit at zero."""
         scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
-        sums = self.rows.visit(PartRows.sums, np.zeros(self.n), None)
+        sums = self.rows.visit(site_sums, np.zeros(self.n), None)
         # sites are weaker where their predictors have a variance; halved or doubled, the share
         # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
         A = 0.4 * sums.gram
@@ -566,7 +566,7 @@ class NaturalGradient:
         A, h, scale = self._unpack(x)
         system = PrimalSystem.of(A)
         root, mean = system.half, system.solve(h)
-        sums = self.rows.visit(PartRows.sums, mean, root)
+        sums = self.rows.visit(site_sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
         prior = self.prior.penalty(mean, variances[:m], scale)
         target = sums.gram
