@@ -16,27 +16,12 @@ def flat(effects):
     return np.concatenate([effects.beta, *effects.levels])
 
 
-class HeldRows:
-    """Rows in one state for good: pairs (`SystemRows`, state)."""
-
-    def __init__(self, pairs, numbers):
-        self.pairs, self.numbers = pairs, numbers
-
-    def ask(self, function, *values):
-        """Return the sum over parts of function(rows, state, *values)."""
-        answers = [
-            function(held, state, *(self.numbers.of_part(k, v) for v in values))
-            for k, (held, state) in enumerate(self.pairs)
-        ]
-        return self.numbers.add(answers)
-
-
 def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
         numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
         state = SimpleNamespace(precision=precision)
-        return HeldRows([(schur.SystemRows(rows, big), state)], numbers)
+        return parts.HeldRows([(schur.SystemRows(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
     for own in (part == k for k in range(n_parts)):
@@ -46,4 +31,4 @@ def in_parts(rows, big, precision, n_parts):
         local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
         state = SimpleNamespace(precision=precision[own])
         pairs.append((schur.SystemRows(local, big), state))
-    return HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))
+    return parts.HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))

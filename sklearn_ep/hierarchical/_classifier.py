@@ -261,7 +261,7 @@ class HierarchicalEPLogistic(
     linear systems that conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step
     is two messages each way with a number for each level that has rows in the part, and a fit has
     500 to 800 messages. The state of rows stays with the part; a worker that has lost it is sent
-    the steps so far again. Draws make the same approximation as `latent_covariance`.
+    the steps so far again. Draws then make the same approximation as `latent_covariance`.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
     `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
@@ -703,7 +703,7 @@ class HierarchicalEPLogistic(
             coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
             (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
             a list of factors group_effects is a list. With more than two classes each array has
-            the class as its second axis.
+            the class as its second axis. ``engine="messages"`` solves a linear system a draw.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

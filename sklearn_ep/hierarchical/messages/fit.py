@@ -187,7 +187,7 @@ def _fit_parts(plan, run, monitor, previous, save):
 def _fit_rows(plan, rows, monitor, previous, save):
     """Return the `BinaryFit` of `LoggedRows`."""
     model = MessagesModel(rows, plan)
-    posterior_of: Any = partial(_posterior, plan)
+    posterior_of: Any = partial(_posterior, plan, model)
     keep = save and (lambda found: save(state_of_levels(found[0])))
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None, None), keep)
     start, trace = _start(plan, model, previous), Trace(watch)
@@ -301,11 +301,15 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     return posteriors.ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 
-def _posterior(plan, solved, coupling, spread, check):
-    """Return the `MessagesPosterior`; without spread the scales count as known."""
+def _posterior(plan, model, solved, coupling, spread, check):
+    """Return the `MessagesPosterior`; without spread the scales count as known.
+
+    It draws by linear systems where the rows are in memory, the model's own being in that state.
+    """
     if spread is None:
         f = len(solved.theta)
         none = Effects(0.0 * solved.mean.beta, [0.0 * a for a in solved.mean.levels])
         spread = posteriors.ScaleUncertainty(np.zeros((f, f)), [none] * f)
+    system = None if plan.X is None else solved.system.at(model.rows.held())
     n_named = [len(known) for known in plan.levels]
-    return posteriors.MessagesPosterior(solved, coupling, spread, n_named, check)
+    return posteriors.MessagesPosterior(solved, coupling, spread, system, n_named, check)

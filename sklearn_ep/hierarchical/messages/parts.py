@@ -14,6 +14,7 @@ import numpy as np
 
 from ..._engine.partition import PartMemory, split_rows
 from .._parts import read_rows
+from .rows import RowState, row_precision
 from .schur import FactorRows, SystemRows
 
 # Numbers that a process keeps of rows and their state, 4 GB.
@@ -157,6 +158,27 @@ class LoggedRows:
         """Return the sum over parts of function(rows, state, *values)."""
         return self.numbers.add(self.each(function, *values))
 
+    def held(self):
+        """Return the `HeldRows` of the parts in the state of the linear system."""
+        parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
+        states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
+        return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
+
     def forget(self):
         """Drop what this process keeps for the fit."""
         MEMORY.forget(self.token)
+
+
+class HeldRows:
+    """Rows in the memory of this process, in one state for good: pairs (`SystemRows`, state)."""
+
+    def __init__(self, pairs, numbers):
+        self.pairs, self.numbers = pairs, numbers
+
+    def ask(self, function, *values):
+        """Return the sum over parts of function(rows, state, *values)."""
+        answers = [
+            function(held, state, *(self.numbers.of_part(k, v) for v in values))
+            for k, (held, state) in enumerate(self.pairs)
+        ]
+        return self.numbers.add(answers)

@@ -93,15 +93,22 @@ class LevelsNode(NamedTuple):
         own = self.tree.covariance(codes1, codes2, same)
         return sum((a @ cov @ b.T for a, cov, b in triples), start=own), mean1, mean2
 
+    def draw_by_levels(self, rng):
+        """Return a draw, about zero, from what is known of levels: the moments of `at_rows`."""
+        cov, lines = self.coupling
+        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, method="cholesky")
+        pairs = zip(self.tree.draw(rng), lines, strict=True)
+        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
+
 
 class MessagesPosterior(EffectsMixture):
-    """One `LevelsNode`; check is the `VarianceCheck` of the fit.
+    """One `LevelsNode`, and the `SchurSystem` that draws, None where the rows are elsewhere.
 
-    Draws leave out what the node does, and have the moments of its predictions.
+    Draws without a system leave out what the node does. check is the `VarianceCheck` of the fit.
     """
 
-    def __init__(self, solved, coupling, spread, n_named, check):
-        self.check = check
+    def __init__(self, solved, coupling, spread, system, n_named, check):
+        self.system, self.check = system, check
         node = LevelsNode(solved.mean, solved.tree, coupling, spread, n_named)
         theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
         alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
@@ -114,16 +121,19 @@ class MessagesPosterior(EffectsMixture):
     def draw_parameters(self, n_samples, rng):
         """Return joint draws: coefficients (S, D), effects, theta, and scales (S, 1, 1)."""
         (node,) = self.nodes
-        (cov, lines), spread = node.coupling, node.spread.cov
-        step = rng.multivariate_normal(np.zeros(len(spread)), spread, n_samples)
-        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, n_samples, method="cholesky")
-        effects = []
-        for f, own in enumerate(node.tree.draw(n_samples, rng)):
-            drawn = node.mean.levels[f] + own + beta @ lines[f].T + step @ node.moves(f)
-            effects.append(drawn[:, : self.n_named[f], None])
-        theta = self.average.phi + step
-        scales = list(np.exp(theta.T)[..., None, None])
-        return node.mean.beta + beta + step @ node.moves(), effects, theta, scales
+        draw = node.draw_by_levels if self.system is None else self.system.draw
+        noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
+        beta = np.empty((n_samples, len(node.mean.beta)))
+        effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
+        for s in range(n_samples):
+            drawn = node.mean.plus(draw(rng))
+            for step, move in zip(noise[s], node.spread.moves, strict=True):
+                drawn = drawn.plus(move, step)
+            beta[s] = drawn.beta
+            for out, levels in zip(effects, drawn.levels, strict=True):
+                out[s, :, 0] = levels[: out.shape[1]]
+        theta = self.average.phi + noise
+        return beta, effects, theta, list(np.exp(theta.T)[..., None, None])
 
 
 class CheckLimits(NamedTuple):

@@ -121,16 +121,15 @@ class Tree(NamedTuple):
             shared[f] = np.where(same[f], var[:, f, None], over)
         return sum(shared[f] for f in self.chains.leaves)
 
-    def draw(self, n_samples, rng):
-        """Return draws [(S, L_f)] of the effects about zero, given the coefficients."""
+    def draw(self, rng):
+        """Return a draw [(L_f,)] of the effects about zero, given the coefficients."""
         out, sums = list(self.own), list(self.own)
         for f in self.chains.downward:
-            noise = rng.standard_normal((n_samples, len(self.own[f])))
-            g = self.chains.parent[f]
+            g, noise = self.chains.parent[f], rng.standard_normal(len(self.own[f]))
             if g is None:
                 sums[f] = out[f] = noise / np.sqrt(self.whole[f])
                 continue
-            above = sums[g][:, self.chains.above[f]]
+            above = sums[g][self.chains.above[f]]
             sums[f] = self.gain[f] * above + np.sqrt(self.variances[f] * self.gain[f]) * noise
             out[f] = sums[f] - above
         return out
@@ -273,6 +272,11 @@ def row_evidence(held, state, root, mean, power):
 def row_mismatch(held, state):
     """Return the largest distance of tilted from current moments in the last update."""
     return state.mismatch
+
+
+def row_precision(held, state):
+    """Return the precisions (n,) of the rows in the linear system."""
+    return state.precision
 
 
 def _cavities(rows, state, root):

@@ -10,6 +10,7 @@ Rows are asked for sums alone, by functions of (`SystemRows`, state of the rows,
 they may be anywhere, in any number of parts.
 """
 
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,9 @@ class SystemRows:
     def __init__(self, rows, big):
         self.rows, self.big = rows, big
         self._pairs: dict[int, Any] = {}
+
+    def __reduce__(self):
+        return type(self), (self.rows, self.big)
 
     def pair_sums(self, values, f):
         """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
@@ -301,6 +305,12 @@ class SchurSystem:
         """Return log |Q| without the trace that `path` estimates: that of the preconditioner."""
         rest = np.sum(np.log(self.eliminated)) + np.sum(np.log(self._rest))
         return 2.0 * np.sum(np.log(np.diagonal(self._lower))) + rest
+
+    def at(self, rows):
+        """Return the same system, for solves, for the same rows in another place."""
+        out = copy(self)
+        out.rows, out._with_big = rows, None
+        return out
 
     def _of_big(self, values):
         return [values if f == self.big else None for f in range(len(self.prior.levels))]
