@@ -71,12 +71,12 @@ def fit_label_errors(plan, y, monitor, k):
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
-    parts, log_odds = [_Part(nodes, mode, _curvature(nodes, mode, end))], -np.inf
+    parts, log_odds = [_Hypothesis(nodes, mode, _curvature(nodes, mode, end))], -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         plain = _nodes_without_errors(nodes, mode)
         found = _mode(plain, rows, TO_THE_MODE)
         if found is not None:
-            parts.append(_Part(plain, found[0], _curvature(plain, *found)))
+            parts.append(_Hypothesis(plain, found[0], _curvature(plain, *found)))
             log_odds = logit(plan.averaging.no_errors)
     average, without, log_odds = _averages(parts, log_odds, watch)
     fit = _mixed(nodes, average, without, log_odds, trace, end)
@@ -160,7 +160,7 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     return mode, end._replace(reason="converged") if over else end
 
 
-class _Part(NamedTuple):
+class _Hypothesis(NamedTuple):
     """A model with label errors or without: nodes, their mode, minus the Hessian (T, T) there."""
 
     nodes: Nodes
