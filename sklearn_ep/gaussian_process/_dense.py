@@ -142,7 +142,7 @@ class JointModel:
 
     def quick(self, n_rows):
         """Return the model in single precision, None for rows so few that it saves nothing."""
-        return replace(self, searching=True) if n_rows > LIMITS.thirds else None
+        return replace(self, searching=True) if n_rows > LIMITS.thirds_others else None
 
     def no_sites(self, y):
         """Return sites (2, n, K) that say nothing."""
@@ -241,7 +241,9 @@ class DensePlan:
         """Return a third of the rows, to begin with; None for few rows and warm starts."""
         if not self.fresh:
             return None
-        return third_of_rows(self.X, self.y, self.weight, LIMITS.thirds)
+        two = isinstance(self.model, BinaryModel)
+        least = LIMITS.thirds if two else LIMITS.thirds_others
+        return third_of_rows(self.X, self.y, self.weight, least)
 
     @property
     def averages(self):

@@ -211,10 +211,10 @@ def average_over_spreads(nodes, mode, monitor):
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
     known, share = 0 if few else int(np.argmax(log_mass)), _insured(softmax(log_mass))
-    # the more rows, the heavier a mode may be that counts alone: twelve sets of 200 rows take .78
+    # the more copies, the heavier a mode may be that counts alone: twelve sets of 200 rows take .78
     # of the time, at a log loss of -.0001, at most .001 (few rows are off by .07 from an integral)
-    rows = LIMITS.lattice, LIMITS.several
-    least = np.interp(len(nodes.problem.y), rows, (PATH.worth, 1.0))
+    n_copies, ends = nodes.problem.plan.weight.sum(), (LIMITS.lattice, LIMITS.several)
+    least = np.interp(n_copies, ends, (PATH.worth, 1.0))
     for k in sorted(set(map(int, np.flatnonzero(share > PATH.worth))) - parts.keys()):
         single = several or share[k] < least or (k == 0 and share[0] == PATH.insurance)
         parts[k] = found[k].alone() if single else found[k].average_about(monitor, not few)

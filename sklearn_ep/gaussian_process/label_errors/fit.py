@@ -132,7 +132,7 @@ def _some_rows(problem, first):
     plan = problem.plan
     if np.any(problem.x[1]) or plan.unit is not None:
         return None
-    least = LIMITS.thirds if first.points is None else LIMITS.averaged + 1
+    least = LIMITS.thirds_others if first.points is None else LIMITS.averaged + 1
     return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
@@ -184,7 +184,7 @@ class _Hypothesis(NamedTuple):
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
         n_rows, ends, n_jobs = len(nodes.problem.y), LIMITS.lattice_errors, plan.averaging.n_jobs
         few = plan.labels.exact_gradient and n_rows <= ends[1]
-        if few and n_rows >= LIMITS.thirds:
+        if few and n_rows >= LIMITS.thirds_others:
             # that of some rows may be twice too large
             curvature = curvature_at(nodes.evaluate, *about, 0.3)[0]
         if len(mode.phi) < 2 or (few and share >= 0.5):
