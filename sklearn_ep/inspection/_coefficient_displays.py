@@ -510,9 +510,9 @@ def _names_of_coefficients(estimator, d, class_index, given):
     model = last_step(estimator)
     table = model.summary(feature_names=names).coefficients["name"]
     several = len(model.classes_) > 2
-    first = class_index * (len(table) // len(model.classes_)) if several else 0
     prefix = f"{model.classes_[class_index]}: " if several else ""
-    return [name.removeprefix(prefix) for name in table[first : first + d]]
+    own = table[class_index * d :][:d]  # intercepts come last
+    return [name.removeprefix(prefix) for name in own]
 
 
 def _class_of(model, index):
