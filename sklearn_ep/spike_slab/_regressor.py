@@ -194,7 +194,7 @@ class SpikeSlabRegressor(
     of each other. The number m of independent columns has the same sum of squared correlations, so
     that copies of columns change nothing. Models of more than 50 columns, `groups`,
     ``hyperparameters="mode"`` and other algorithms use EP. A step costs O(k^2 d) with k columns in,
-    whatever n: 574 rows of 1,001 variants take about 1.5 CPU seconds.
+    whatever n: 574 rows of 1,001 variants take two to three CPU seconds.
 
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns

@@ -10,7 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from .._estimator.checks import checked_weights
 
-_LOG_SLOPES = (-3.0, 3.0)
+_LOG_SLOPES = (-3.0, 3.0)  # three standard deviations of their prior
 
 
 class Trees(NamedTuple):

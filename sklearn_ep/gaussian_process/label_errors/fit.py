@@ -71,14 +71,14 @@ def fit_label_errors(plan, y, monitor, k):
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
-    parts, log_odds = [_Hypothesis(nodes, mode, _curvature(nodes, mode, end))], -np.inf
+    models, log_odds = [_Hypothesis(nodes, mode, _curvature(nodes, mode, end))], -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         plain = _nodes_without_errors(nodes, mode)
         found = _mode(plain, rows, TO_THE_MODE)
         if found is not None:
-            parts.append(_Hypothesis(plain, found[0], _curvature(plain, *found)))
+            models.append(_Hypothesis(plain, found[0], _curvature(plain, *found)))
             log_odds = logit(plan.averaging.no_errors)
-    average, without, log_odds = _averages(parts, log_odds, watch)
+    average, without, log_odds = _averages(models, log_odds, watch)
     fit = _mixed(nodes, average, without, log_odds, trace, end)
     log_evidence = average.log_evidence
     if plan.learn_rate:
@@ -173,7 +173,7 @@ class _Hypothesis(NamedTuple):
         return average_of([self.mode], np.array([self.mode.objective + log_volume]))
 
     def about(self, share, monitor):
-        """Return the `Average` about the mode of a part with a share of the mass.
+        """Return the `Average` about the mode, of a model with a share of the mass.
 
         Over a lattice where that is most of it and rows are few, else over two nodes along each
         axis; of one coordinate a lattice is as cheap. A small share has the mode alone.
@@ -206,19 +206,19 @@ def _curvature(nodes, mode, end):
     return curvature_at(nodes.evaluate, mode, nodes.space.bounds, 0.3)[0]
 
 
-def _averages(parts, log_odds, monitor):
+def _averages(models, log_odds, monitor):
     """Return the `Average` with errors, that without or None, and the log odds of there being none.
 
-    `parts` are the model with errors and maybe that without, of prior `log_odds`. Either is its
+    `models` are the model with errors and maybe that without, of prior `log_odds`. Either is its
     mode alone where its share is small, and of several classes jointly that without always.
     """
-    if len(parts) == 1:
-        return parts[0].about(1.0, monitor), None, log_odds
-    alone = [part.alone() for part in parts]
-    exact = parts[0].nodes.problem.plan.labels.exact_gradient
+    if len(models) == 1:
+        return models[0].about(1.0, monitor), None, log_odds
+    alone = [model.alone() for model in models]
+    exact = models[0].nodes.problem.plan.labels.exact_gradient
     share = expit(log_odds + alone[1].log_evidence - alone[0].log_evidence)
-    average = parts[0].about(1.0 - share, monitor)
-    without = parts[1].about(share, monitor) if exact else alone[1]
+    average = models[0].about(1.0 - share, monitor)
+    without = models[1].about(share, monitor) if exact else alone[1]
     return average, without, log_odds + without.log_evidence - average.log_evidence
 
 
