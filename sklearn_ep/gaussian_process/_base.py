@@ -99,11 +99,11 @@ def root_variance(X, weight):
 def third_of_rows(X, y, weight, least, most=np.inf):
     """Return a third of the rows, by their numbers; None unless they have all labels.
 
-    None as well of fewer than the `least` and of objects; of many rows they are `most` copies. The
-    choice depends on their ranks in each column alone: not on their order, nor on units, and equal
-    rows stay together.
+    None as well of fewer copies than the `least` and of objects; of many rows they are `most`
+    copies. The choice depends on their ranks in each column alone: not on their order, nor on
+    units, and equal rows stay together.
     """
-    if len(y) < least or not np.issubdtype(X.dtype, np.number):
+    if weight.sum() < least or not np.issubdtype(X.dtype, np.number):
         return None
     ranks = [np.unique(column, return_inverse=True)[1] for column in X.T]
     keys = row_keys(np.column_stack(ranks).astype(float), 0)

@@ -80,7 +80,7 @@ class BinaryModel:
 
     def ep(self, kernel, X, sign, weight):
         """Return the fixed-point map of EP."""
-        latent = KernelGP(kernel, X, self.searching and len(X) >= LIMITS.thirds)
+        latent = KernelGP(kernel, X, self.searching and weight.sum() >= LIMITS.thirds)
         return WholeEP(latent, self.factor, sign, weight, self.rule)
 
     def rough(self, averages):
@@ -142,7 +142,7 @@ class JointModel:
 
     def quick(self, n_rows):
         """Return the model in single precision, None for rows so few that it saves nothing."""
-        return replace(self, searching=True) if n_rows > LIMITS.thirds_others else None
+        return replace(self, searching=True) if n_rows > LIMITS.thirds else None
 
     def no_sites(self, y):
         """Return sites (2, n, K) that say nothing."""
@@ -241,9 +241,12 @@ class DensePlan:
         """Return a third of the rows, to begin with; None for few rows and warm starts."""
         if not self.fresh:
             return None
-        two = isinstance(self.model, BinaryModel)
-        least = LIMITS.thirds if two else LIMITS.thirds_others
-        return third_of_rows(self.X, self.y, self.weight, least)
+        return third_of_rows(self.X, self.y, self.weight, LIMITS.thirds)
+
+    @property
+    def n_copies(self):
+        """Copies of all rows: weights are to choose as repeated rows do."""
+        return self.weight.sum()
 
     @property
     def averages(self):

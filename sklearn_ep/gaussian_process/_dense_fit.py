@@ -163,14 +163,14 @@ def _mode_from(nodes, starts, trace, watch=SILENT):
     if optimizer is not None:
         return nodes, *search_by_function(optimizer, nodes.evaluate, starts, bounds, trace)
     accuracy = TO_THE_MODE if averages else plan.model.accuracy
-    if averages and len(plan.space.lengths) > 1 and len(plan.y) > LIMITS.several:
+    if averages and len(plan.space.lengths) > 1 and plan.n_copies > LIMITS.several:
         accuracy = accuracy._replace(gain=0.25)  # half an sd: one part of a mixture
     phi, *others = starts
     options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=others, monitor=trace)
     if rows is None:
         found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
-    exact, patient = plan.model.exact_gradient, LIMITS.patient / len(plan.y)
+    exact, patient = plan.model.exact_gradient, LIMITS.patient / plan.n_copies
     options |= dict(exact_gradient=exact, patient=patient, watch=watch)
     return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
 
@@ -183,7 +183,7 @@ def _average(nodes, mode, monitor):
     """
     problem, exact = nodes.problem, nodes.problem.plan.model.exact_gradient
     flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
-    if len(problem.y) > LIMITS.several and not flat:
+    if problem.plan.n_copies > LIMITS.several and not flat:
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
     return _lattice(nodes, mode, monitor, None if exact else _SHORT)
@@ -213,8 +213,8 @@ def average_over_spreads(nodes, mode, monitor):
     known, share = 0 if few else int(np.argmax(log_mass)), _insured(softmax(log_mass))
     # the more copies, the heavier a mode may be that counts alone: twelve sets of 200 rows take .78
     # of the time, at a log loss of -.0001, at most .001 (few rows are off by .07 from an integral)
-    n_copies, ends = nodes.problem.plan.weight.sum(), (LIMITS.lattice, LIMITS.several)
-    least = np.interp(n_copies, ends, (PATH.worth, 1.0))
+    ends = LIMITS.lattice, LIMITS.several
+    least = np.interp(nodes.problem.plan.n_copies, ends, (PATH.worth, 1.0))
     for k in sorted(set(map(int, np.flatnonzero(share > PATH.worth))) - parts.keys()):
         single = several or share[k] < least or (k == 0 and share[0] == PATH.insurance)
         parts[k] = found[k].alone() if single else found[k].average_about(monitor, not few)
@@ -225,10 +225,10 @@ def average_over_spreads(nodes, mode, monitor):
 
 def _how_many(problem, mode):
     """Return whether rows are so few that equal lengths have a lattice, so many that modes do."""
-    exact, n_rows = problem.plan.model.exact_gradient, len(problem.y)
+    exact, n_copies = problem.plan.model.exact_gradient, problem.plan.n_copies
     flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
-    few = flat or n_rows < LIMITS.lattice
-    return few, n_rows > LIMITS.several if exact else not few
+    few = flat or n_copies < LIMITS.lattice
+    return few, n_copies > LIMITS.several if exact else not few
 
 
 def _mixture(parts, share, log_evidence):

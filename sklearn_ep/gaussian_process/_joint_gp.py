@@ -280,7 +280,7 @@ class JointGP(KernelGP):
 
     def __init__(self, kernel, X, single=False):
         super().__init__(kernel, X)
-        single = single and len(X) > LIMITS.thirds_others and np.diagonal(self.K).max() < 1e9
+        single = single and len(X) > LIMITS.thirds and np.diagonal(self.K).max() < 1e9
         self._rounded = self.K.astype(np.float32) if single else self.K
 
     def posterior(self, precision, shift):
@@ -309,7 +309,7 @@ class JointGP(KernelGP):
         where all classes are alike, which makes the others 1 / (K - 1) of each.
         """
         K = len(state.spread.explained)
-        kind = np.float64 if len(self.X) <= LIMITS.thirds_others else np.float32
+        kind = np.float64 if len(self.X) <= LIMITS.thirds else np.float32
         own = (self._curvature_of(B, together, kind) for B in state.inverse_totals())
         return K / (K - 1.0) * sum(own)
 

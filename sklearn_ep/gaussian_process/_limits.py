@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass
 class ProcessLimits:
-    """Numbers of rows (copies for passes through inducing points), columns or entries."""
+    """Numbers of rows, columns or entries.
+
+    Of rows, copies where they choose how a fit learns and averages, as weights are repeated rows.
+    """
 
     # up to which "auto" keeps the full covariance matrix, and inducing points stay where they are,
     # unless the next says otherwise
@@ -35,12 +38,11 @@ class ProcessLimits:
     # the log loss of eight sets by .004, up to .03
     several: int = 299
     # from which a search begins with a third of the rows, whose evidence costs a thirtieth, and
-    # passes sites in single precision: 500 rows of diabetes are learned in .17 s for .60 s. Of 150
-    # to 299 it takes .95 to .84 of the time, but repeated rows and weights then differ by .02
-    thirds: int = 300
-    # the same of several classes and of labels that may be wrong: 270 rows of several classes take
-    # .5 s for .8 (waves) and .7 s for 1.4 (rings), 160 with labels that may be wrong .10 s for .12
-    thirds_others: int = 150
+    # passes sites in single precision: 500 rows of diabetes are learned in .17 s for .60 s, 270 of
+    # several classes in .5 s for .8 (waves) and .7 s for 1.4 (rings), 160 with labels that may be
+    # wrong in .10 s for .12, 120 of these in no less; 66 fits of two classes with 160, 230 and 290
+    # rows take .95, .92 and .84 of the time, at a log loss of +.0001 (-.006 to +.003)
+    thirds: int = 150
     # of several classes up to which a search from there steps on until the gain is small, the less
     # patiently the more rows: on six classes with 300 rows a search that ends at the first step
     # without one is twelve nats lower (log loss .685 after .637); beyond, where an evaluation takes

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep.gaussian_process._limits import LIMITS
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
@@ -31,6 +32,28 @@ def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch)
     whole = fit(*data, length)
     assert some.converged_ and some.log_evidence_ > whole.log_evidence_ - 0.01
     assert np.max(np.abs(some.predict_proba(data[0]) - whole.predict_proba(data[0]))) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_classes", "how"),
+    [
+        (EPGaussianProcessClassifier, 2, "auto"),
+        # nodes of three classes end where a step gains less than a tenth of a nat
+        (EPGaussianProcessClassifier, 3, "mode"),
+        (RelaxedEPClassifier, 2, "auto"),
+        (RelaxedEPClassifier, 3, "auto"),
+    ],
+)
+def test_weights_choose_as_repeated_rows_where_these_are_many(kind, n_classes, how):
+    """139 rows are fewer than sizes at which a fit changes its way, their 359 copies more."""
+    X, y = make_classification(
+        170, 4, n_informative=3, n_redundant=0, flip_y=0.1, random_state=0, n_classes=n_classes
+    )
+    count = np.random.default_rng(0).integers(0, 5, 170)
+    model = kind(hyperparameters=how, random_state=0)
+    weighed = clone(model).fit(X, y, count)
+    repeated = clone(model).fit(np.repeat(X, count, 0), np.repeat(y, count))
+    np.testing.assert_allclose(weighed.predict_proba(X), repeated.predict_proba(X), atol=1e-3)
 
 
 def test_neither_order_nor_units_nor_repetition_change_it(data):

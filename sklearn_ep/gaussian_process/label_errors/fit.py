@@ -132,7 +132,7 @@ def _some_rows(problem, first):
     plan = problem.plan
     if np.any(problem.x[1]) or plan.unit is not None:
         return None
-    least = LIMITS.thirds_others if first.points is None else LIMITS.averaged + 1
+    least = LIMITS.thirds if first.points is None else LIMITS.averaged + 1
     return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
@@ -150,7 +150,7 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
         if accuracy is TO_THE_MODE:
             # nodes about it are weighed: half a posterior sd away it does as well
             accuracy = TO_THE_MODE._replace(gain=0.1)
-        search |= dict(exact_gradient=exact, patient=LIMITS.patient / len(plan.y))
+        search |= dict(exact_gradient=exact, patient=LIMITS.patient / plan.weight.sum())
         found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
     if found is None:
         return None
@@ -182,15 +182,15 @@ class _Hypothesis(NamedTuple):
         if share < 0.02 or not len(mode.phi):
             return self.alone()
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
-        n_rows, ends, n_jobs = len(nodes.problem.y), LIMITS.lattice_errors, plan.averaging.n_jobs
-        few = plan.labels.exact_gradient and n_rows <= ends[1]
-        if few and n_rows >= LIMITS.thirds_others:
+        n_copies, ends = plan.weight.sum(), LIMITS.lattice_errors
+        n_jobs, few = plan.averaging.n_jobs, plan.labels.exact_gradient and n_copies <= ends[1]
+        if few and n_copies >= LIMITS.thirds:
             # that of some rows may be twice too large
             curvature = curvature_at(nodes.evaluate, *about, 0.3)[0]
         if len(mode.phi) < 2 or (few and share >= 0.5):
             spacing = _SPACINGS.get(len(mode.phi))
             if spacing is not None:
-                depth = float(np.interp(n_rows, ends, (spacing.depth, _ENDS)))
+                depth = float(np.interp(n_copies, ends, (spacing.depth, _ENDS)))
                 spacing = spacing._replace(depth=depth)
             return integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, curvature)
         evaluate = partial(nodes.evaluate, slopes=False)

@@ -222,7 +222,7 @@ class BinaryLabels:
         latent: Any
         if setting.points is None:
             averages = plan.averaging is not None
-            single = passing and averages and len(sign) >= LIMITS.thirds_others
+            single = passing and averages and plan.weight.sum() >= LIMITS.thirds
             latent = KernelGP(setting.kernel, plan.X, single)
         else:
             latent = InducingGP(setting.kernel, plan.X, setting.points, plan.jitter)
