@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import SplineTransformer, StandardScaler
 
 from sklearn_ep import (
@@ -72,6 +73,19 @@ def test_weights_are_the_posterior_mean_by_quadrature(n_parts, n, better):
     assert_allclose(found.weights_std_, sd, atol=0.015)
     assert_allclose(found.loo_proba_, mean @ proba, atol=0.01)
     assert_allclose(found.log_score_, np.average(np.log(found.loo_proba_), weights=count))
+
+
+def test_parts_that_bend_in_each_column_lose_a_quarter_of_a_nat_a_column():
+    """The weights by many draws from their prior; a twentieth of that moves one of them by .02."""
+    X, y = make_classification(100, 40, n_informative=4, random_state=2)
+    found = BayesianStackingClassifier(random_state=0).fit(X, y)
+    parts = found.named_estimators_
+    lasts = [p[-1] if isinstance(p, Pipeline) else p for p in parts.values()]
+    log_p = np.log([own.loo_proba_ for own in lasts])
+    log_p -= 0.25 * 40 / 100 * np.isin(list(parts), ["gaussian_process", "additive"])[:, None]
+    draws = np.random.default_rng(1).dirichlet(np.full(len(parts), 0.5), 200_000)
+    mass = softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
+    assert_allclose(found.weights_, mass @ draws, atol=0.01)
 
 
 def test_one_part_has_all_the_weight_and_equal_parts_share_it():
