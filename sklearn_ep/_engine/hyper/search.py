@@ -534,8 +534,10 @@ def search_from_rows(
     with watch.phase("some rows first") as steps:
         own: Any = dict(max_iter=max_iter, starts=starts, monitor=StepsOfPhase(steps))
         found = search_mode(of_rows, phi, bounds, accuracy._replace(**ends), **own)
-    if found is None:
-        return None
+    last: Any = dict(max_iter=max_iter, monitor=monitor)
+    if found is None:  # EP may settle on all rows where it does not on some
+        found = search_mode(nodes.evaluate, phi, bounds, accuracy, starts=starts, **last)
+        return found and (nodes, *found)
     below, near = found[0], None
     curvature, lacking = curvature_at(of_rows, below, bounds, 0.1 if exact_gradient else 0.2)
     nodes = nodes.from_rows(rows, below)
@@ -555,7 +557,6 @@ def search_from_rows(
     if top is not None and top.reason != "stuck":
         end = LearningEnd(top.reason, top.n_steps, top.gradient, top.curvature)
         return nodes, top.node, end
-    last: Any = dict(max_iter=max_iter, monitor=monitor)
     found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last)
     return found and (nodes, *found)
 
