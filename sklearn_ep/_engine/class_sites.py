@@ -163,6 +163,14 @@ def class_update(
     return ClassUpdate(new, log_term, tilted, proper)
 
 
+def class_left_out(
+    sites: ClassSites, mean: np.ndarray, cov: np.ndarray, extra_var: Any
+) -> np.ndarray:
+    """Return means and variances (2, n, K) of latent values under the cavities of the rows."""
+    m, without, _ = class_cavities(sites, mean, cov)
+    return np.stack([m, contrast_variances(without) + np.reshape(extra_var, (-1, 1))])
+
+
 def class_change(
     factor: Any, y: np.ndarray, old: ClassSites, new: ClassSites, var: np.ndarray
 ) -> float:

@@ -45,7 +45,13 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.latents import draw_latent, log_normalise
+from .._estimator.latents import (
+    NodesAtRows,
+    draw_latent,
+    log_normalise,
+    log_proba_by_temper,
+    temper_of,
+)
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
 from ._hyperparameters import learned_coordinates
@@ -307,7 +313,7 @@ class GPFit(NamedTuple):
     `runs` are what ran on its own, each with history, reason, log evidence and remark: a
     `BinaryFit` a problem, or one run whose passes all problems share. `sites` (C, 2, n) and
     `loo_proba` (n,) are None where rows have no sites of their own, `inducing_points` where there
-    are none.
+    are none. `temper` is what variances of classes that are joint count, None for one.
     """
 
     runs: list[Any]
@@ -318,6 +324,13 @@ class GPFit(NamedTuple):
     loo_proba: Any
     inducing_points: Any = None
     joint: bool = False
+    temper: float | None = None
+
+
+def takes_temper(estimator):
+    """Return whether rows left out choose how sure predictions of classes that are joint are."""
+    several = len(estimator.classes_) > 2
+    return several and estimator.multi_class == "auto" and estimator.optimizer is not None
 
 
 def joined_fits(fits, y, joint=False, own_points=False):
@@ -338,6 +351,19 @@ def joined_fits(fits, y, joint=False, own_points=False):
         inducing_points=np.stack(points) if own_points and len(own) > 1 else points[0],
         joint=joint,
     )
+
+
+def tempered(fit, factor, rows, weight, cavities):
+    """Return a `GPFit` of joint classes with the temper that rows left out ask for.
+
+    `rows` are their class indices and copies, `cavities` (M, 2, n, K) the means and variances that
+    nodes of weight (M,) leave of their latent values.
+    """
+    y, copies = rows
+    mean, var = np.moveaxis(cavities, 1, 0)
+    nodes = NodesAtRows(weight, mean, var, [factor] * len(weight))
+    temper, log_p = temper_of(log_proba_by_temper(factor.rough(), y, nodes), copies)
+    return fit._replace(temper=temper, loo_proba=np.exp(log_p))
 
 
 def _own_label_proba(attributes, labels):

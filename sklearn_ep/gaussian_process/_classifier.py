@@ -31,7 +31,7 @@ from ._base import (
     joined_fits,
 )
 from ._dense import plan_dense
-from ._dense_fit import fit_dense
+from ._dense_fit import fit_dense, tempered_fit
 from ._hyperparameters import wants_average
 from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
@@ -523,7 +523,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         joint = _takes_joint(self, False)
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        return self._store(plan, joined_fits(fits, training.y, joint), training.kept)
+        fit = tempered_fit(plan, joined_fits(fits, training.y, joint))
+        return self._store(plan, fit, training.kept, temper_=fit.temper)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
@@ -539,7 +540,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
-        return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
+        told = dict(learn_inducing_=plan.learn_inducing, temper_=fit.temper)
+        return self._store(plan, fit, kept, **told)
 
     @restore_on_error
     def partial_fit(
@@ -607,7 +609,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if last is not None and last.inducing_points is not None:
             joint = last.joint  # the posterior so far
         plan = plan_stream(self, joint)
-        told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
+        told = dict(temper_=None, learn_inducing_=False, stream_log_score_=self._score_before(X, y))
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)
 

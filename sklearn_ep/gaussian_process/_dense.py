@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from .._engine.class_sites import (
     ClassSites,
     JointEP,
+    class_left_out,
     class_update,
     empty_sites,
 )
@@ -34,6 +35,7 @@ from ._base import (
     left_out_signs,
     spread_of,
     sweeps_of,
+    takes_temper,
     third_of_rows,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -116,11 +118,13 @@ class BinaryModel:
 class JointModel:
     """One latent function a class under one kernel, and class indices as labels.
 
-    `searching` says that sites are only passed, on the way to others.
+    `searching` says that sites are only passed, on the way to others, `tempered` that rows left out
+    choose how sure predictions are.
     """
 
     factor: Any
     n_classes: int
+    tempered: bool = False
     searching: bool = field(default=False, kw_only=True)
     learning_tol: ClassVar[float] = _JOINT_TOL
     accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
@@ -160,7 +164,11 @@ class JointModel:
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
-        return left_out_labels(result)
+        told = left_out_labels(result)
+        if self.tempered:
+            state, sites = result.evaluation.payload[0], ClassSites(*result.x)
+            told["cavities"] = class_left_out(sites, state.mean, state.cov, state.extra_var)[None]
+        return told
 
 
 class KernelNode(NamedTuple):
@@ -386,8 +394,9 @@ def plan_dense(estimator, training, joint):
     check_kernel(kernel, kernel(training.X))
     model: BinaryModel | JointModel
     if joint:
-        model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
-        empty = empty_sites(training.y, len(estimator.classes_))[None]
+        K, tempered = len(estimator.classes_), takes_temper(estimator)
+        model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], K, tempered)
+        empty = empty_sites(training.y, K)[None]
     else:
         model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))

@@ -29,7 +29,13 @@ from .._engine.hyper import (
     search_mode,
 )
 from .._engine.loop import SILENT, StepsOfPhase, Trace
-from ._base import attributes_of_nodes, fit_of_sites, mixed_logs, watch_of_sweeps
+from ._base import (
+    attributes_of_nodes,
+    fit_of_sites,
+    mixed_logs,
+    tempered,
+    watch_of_sweeps,
+)
 from ._dense import DenseProblem
 from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
 from ._kernels import with_theta
@@ -98,13 +104,27 @@ def fit_dense(plan, y, monitor, k):
     return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
 
 
+def tempered_fit(plan, fit):
+    """Return a `GPFit` of several classes jointly with its temper, any other as it is."""
+    own = fit.runs[0].attributes
+    if "cavities" not in own:
+        return fit
+    weight, rows = np.ones(1), (plan.y, plan.weight)
+    if "average" in own:
+        weight = own["average"].weight
+    return tempered(fit, plan.model.factor, rows, weight, own.pop("cavities"))
+
+
 def _mixed_fit(plan, average, trace, end, result):
     """Return the `BinaryFit` of an `Average`; the result is of its heaviest node, refined."""
     own, heaviest = [n.payload for n in average.nodes], int(np.argmax(average.weight))
     refined = dict(result=result, state=result.evaluation.payload[0])
     own[heaviest] = own[heaviest]._replace(**refined)
     posteriors = [plan.posterior((n.kernel, n.state)) for n in own]
-    mixed = mixed_logs(average.weight, [plan.model.left_out(n.result) for n in own])
+    told = [plan.model.left_out(n.result) for n in own]
+    cavities = [each.pop("cavities") for each in told if "cavities" in each]
+    mixed = mixed_logs(average.weight, told)
+    mixed |= dict(cavities=np.concatenate(cavities)) if cavities else {}
     more = attributes_of_nodes(average, [n.theta for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])

@@ -18,6 +18,7 @@ from ..._engine.class_sites import (
     admissible,
     class_change,
     class_covariances,
+    class_left_out,
     class_pull,
     class_update,
 )
@@ -178,6 +179,12 @@ class JointLabels:
         mean, cov, _ = posteriors[0].marginals(rows.W)
         old = _class_sites(rows.sites, rows.y)
         return class_update(self.factor, rows.y, old, mean, cov, rows.extra_var).tilted.log_z
+
+    def cavities(self, posteriors, rows):
+        """Return means and variances (2, b, K) of latent values under cavities."""
+        mean, cov, _ = posteriors[0].marginals(rows.W)
+        sites = _class_sites(rows.sites, rows.y)
+        return class_left_out(sites, mean, cov, rows.extra_var)
 
     def predictors(self, prior, posteriors):
         """Return what predicts all classes."""

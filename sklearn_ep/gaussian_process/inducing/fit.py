@@ -39,6 +39,8 @@ from .._base import (
     initial_kernel,
     remark_of,
     sweeps_of,
+    takes_temper,
+    tempered,
 )
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
@@ -83,7 +85,7 @@ class InducingPlan:
     `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
     variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`, `kind` is
-    the float type of the passes of learning.
+    the float type of the passes of learning, `tempered` says whether rows left out choose a temper.
     """
 
     data: PartitionedRows
@@ -105,6 +107,7 @@ class InducingPlan:
     jitter: float
     seed: int
     kind: Any
+    tempered: bool
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -242,6 +245,7 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         jitter=estimator.jitter,
         seed=seed,
         kind=np.float32 if begun or data.weight >= LIMITS.single_passes else np.float64,
+        tempered=joint and takes_temper(estimator),
     )
     _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
     return plan
@@ -337,6 +341,9 @@ def fit_inducing(plan, run, monitor):
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
     if average is None:
+        if plan.tempered:
+            cavities, *rows = ep.cavities(own.model, own.state.sites)
+            return tempered(fit, plan.labels.factor, rows, np.ones(1), cavities[None])
         loo = ep.leave_one_out(own.model, own.state.sites)
         return fit._replace(loo_proba=np.exp(loo))
     own.log_evidence = average.log_evidence
