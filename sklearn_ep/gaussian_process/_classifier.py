@@ -190,7 +190,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         where the kernel is learned on some rows first (see Notes). It is one_vs_rest otherwise,
         which is cheaper for many rows. An averaged site, a likelihood that is an object and a
         `power` below 1 are one_vs_rest, as are more than 4000 classes times inducing points: with
-        "joint" a ValueError says so. Two classes are one binary problem in either case.
+        "joint" a ValueError says so. Two classes are one binary problem in either case. Where
+        "auto" is joint and a kernel is learned, predictions have the variances that rows left out
+        ask for (`temper_`); with "joint" they are those of the posterior.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -252,6 +254,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         The same, under the name of scikit-learn.
     multi_class_ : str
         "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
+    temper_ : float or None
+        Factor of the posterior variances that predictions of several classes count with (see
+        Notes); None where they count as they are.
     method_ : str
         The method in use.
     inducing_points_ : ndarray of shape (m, d)
@@ -343,6 +348,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     freedom). ``hyperparameters="mode"`` learns by the evidence alone. `log_evidence_` is without
     the prior.
 
+    Where several classes are clean, their joint posterior is often wider than it should be. By
+    default predictions therefore count its variances by a factor, `temper_`, at which rows are well
+    predicted from the others: a tempered posterior [7]_. A priori the factor is one, or its log
+    is normal with a sd of .5, either with probability one half. It holds for probabilities, their
+    intervals and draws, and `loo_proba_`. `latent_mean_and_variance` and `latent_covariance` are
+    those of the posterior, and so are predictions of two classes.
+
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
     end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
     converged if the last 15 raised it by less than .005 nats a row, beyond which further passes
@@ -365,6 +377,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
        pseudo-point approximations using power expectation propagation", JMLR 18, 2017.
     .. [6] C. Villacampa-Calvo and D. Hernandez-Lobato, "Scalable multi-class Gaussian process
        classification using expectation propagation", ICML 2017. Their sites keep classes apart.
+    .. [7] P. Gruenwald, "The safe Bayesian: learning the learning rate via the mixability gap",
+       ALT 2012.
 
     Examples
     --------

@@ -53,7 +53,7 @@ def exact_nodes(monkeypatch):
 def test_the_average_is_the_mixture_of_fits_at_its_kernels(kernel, likelihood, exact_nodes):
     X, y = rows(30)
     new = 1.5 * rows(12, seed=1)[0]
-    est = averaged(X, y, kernel, tol=1e-7, likelihood=likelihood)
+    est = averaged(X, y, kernel, tol=1e-7, likelihood=likelihood, multi_class="joint")
     assert est.hyperparameters_used_ == "integrate" and est.multi_class_ == "joint"
     assert len(est.hyper_weights_) > 3 and est.hyper_theta_.shape[1] == est.kernel_.n_dims
     parts = []
