@@ -31,10 +31,10 @@ PARTS = {
             "Gaussian process alone has 4.8, CatBoost 6.3. The stack is level with the best peer "
             "on 23 of 26 sets. Support vectors lead on breast cancer of Ljubljana (.525 against "
             ".543) and on ionosphere (.165 against .182), logistic regression on iris (.075 "
-            "against .102). CatBoost leads on australian within two standard errors (.312 against "
+            "against .100). CatBoost leads on australian within two standard errors (.312 against "
             ".319). Two sets of genes have 43 and 71 training rows, and so few test rows that "
             "level means little: on colon logistic regression has .353 and the stack .389, on "
-            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .96 "
+            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .95 "
             "CPU seconds in the mean, 2.4 times the Gaussian process alone, one of LightGBM .06, "
             "of tuned boosting 1.3, of CatBoost 3.0.",
         ),

@@ -149,7 +149,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
     hyperparameters. The weights of the default parts allow for that: from the sum of log
-    probabilities of the Gaussian process and of the additive model 1/4 is taken for each column.
+    probabilities of the Gaussian process and of the additive model 1/4 is taken for each column and
+    each class but one.
 
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
     boosted tree sees two thirds. The rest of the rows tell what trees say of rows that they lack.
@@ -263,7 +264,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             log_p = np.log(np.array(proba))
         told, n_rows = log_p[:, seen], max(weight.sum(), np.count_nonzero(seen))
         if self.estimators is None and self.cv is None:
-            told = told - optimism(list(dict(named)), parts[0].n_features_in_, n_rows)
+            size = parts[0].n_features_in_, len(parts[0].classes_), n_rows
+            told = told - optimism(list(dict(named)), *size)
         self.weights_, self.weights_std_ = _posterior_of_weights(told.T, weight[seen])
         log_mean = log_mixture(self.weights_, log_p)
         self.classes_ = np.unique(y)

@@ -75,14 +75,20 @@ def test_weights_are_the_posterior_mean_by_quadrature(n_parts, n, better):
     assert_allclose(found.log_score_, np.average(np.log(found.loo_proba_), weights=count))
 
 
-def test_parts_that_bend_in_each_column_lose_a_quarter_of_a_nat_a_column():
-    """The weights by many draws from their prior; a twentieth of that moves one of them by .02."""
-    X, y = make_classification(100, 40, n_informative=4, random_state=2)
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_parts_that_bend_in_each_column_lose_a_quarter_of_a_nat_a_column(n_classes):
+    """The weights by many draws from their prior; a twentieth of that moves one of them by .02.
+
+    Of several classes as often as there are functions: one for each class less one.
+    """
+    sizes = dict(n_informative=4, n_classes=n_classes, random_state=2)
+    X, y = make_classification(100, 40, **sizes)
     found = BayesianStackingClassifier(random_state=0).fit(X, y)
     parts = found.named_estimators_
     lasts = [p[-1] if isinstance(p, Pipeline) else p for p in parts.values()]
     log_p = np.log([own.loo_proba_ for own in lasts])
-    log_p -= 0.25 * 40 / 100 * np.isin(list(parts), ["gaussian_process", "additive"])[:, None]
+    bends = np.isin(list(parts), ["gaussian_process", "additive"])
+    log_p -= 0.25 * 40 * (n_classes - 1) / 100 * bends[:, None]
     draws = np.random.default_rng(1).dirichlet(np.full(len(parts), 0.5), 200_000)
     mass = softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
     assert_allclose(found.weights_, mass @ draws, atol=0.01)
