@@ -36,7 +36,7 @@ class _Lengths(NamedTuple):
     work: float = 3.9e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
     patience: int = 3  # times that, where chains do not agree
-    agreed: float = 0.01  # error up to which they do: the hardest fit seen differs by .026 in runs
+    agreed: float = 0.01  # error up to which they do: a tenth of the fits is above
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
