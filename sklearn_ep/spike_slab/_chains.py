@@ -12,6 +12,9 @@ Few columns of large effects and many of small ones may explain responses as wel
 time a chain takes thousands of steps from the ones to the others. So several go in or out together,
 and the ratio changes with their number: the memory of how many are in is a third as long.
 
+Two columns may also explain what two others do, where one of each says nothing. So one that stays
+is exchanged by a Metropolis step in which what goes in is summed over: two columns change at once.
+
 Many chains run in parallel, from different models. The first quarter of their steps, which lead
 there, is thrown away. How far the chains differ is the error.
 """
@@ -27,17 +30,18 @@ from scipy.special import gammaln
 class _Lengths(NamedTuple):
     """How long chains are, and how many run in parallel."""
 
-    entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
-    chains: tuple = (8, 32)
-    round: int = 200  # steps
-    work: float = 6.5e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    entries: int = 2**15  # columns of all chains together: of half, a step of one costs twice
+    chains: tuple = (8, 64)
+    round: int = 100  # steps
+    work: float = 3.9e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
-    patience: int = 2  # times that, where chains do not agree
-    agreed: float = 0.01  # error up to which they do: the hardest fit seen differs by .026 in runs
+    patience: int = 3  # times that, where chains do not agree
+    agreed: float = 0.01  # error up to which they do: a tenth of the fits is above
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
     moves_every: int = 4  # steps: of the ratio, and of many columns
+    exchanges_every: int = 8  # steps: 8 % of the time; each one where chains do not agree
     many: tuple = (1, 2, 4, 8)  # columns that go in or out together: a fifth is accepted
     widths: tuple = (9, 17, 33)  # columns in: models are solved beside those of like width
     start: int = 10  # most columns that a chain starts with, all of them different
@@ -100,8 +104,11 @@ class ModelDraws:
         every.sort(axis=1)
         every = every[:, : max(1, int((every < d).any(axis=0).sum()))]
         joined = np.column_stack([every, np.concatenate(self.log_ratio)])
-        distinct, place = np.unique(joined, axis=0, return_inverse=True)
-        weight = np.bincount(np.ravel(place), np.concatenate(self.weight))
+        order = np.lexsort(joined.T[::-1])  # a tenth of the time of a unique one of rows
+        joined = joined[order]
+        first = np.append(True, (joined[1:] != joined[:-1]).any(axis=1))
+        distinct = joined[first]
+        weight = np.bincount(np.cumsum(first) - 1, np.concatenate(self.weight)[order])
         most = min(_LENGTHS.kept, _LENGTHS.kept_entries // every.shape[1] ** 2)
         weight = _thinned(weight, most) if len(weight) > most else weight
         stays = weight > 0
@@ -166,26 +173,35 @@ class ModelChains:
             model[:size] = rng.choice(d, size, replace=False)
         self.log_ratio = np.full(n_chains, law.space.value[1] - law.space.value[0])
         self._chain = np.arange(n_chains)
+        self._out = _goes_out(np.arange(d + 2))
+        # how many columns one that goes in beside k stands for, and its log odds to none: these
+        # weigh how often a step takes it out again, against how often it takes none out, so that
+        # the posterior is kept
+        stands = np.arange(1, d + 2) / self._out[1:]
+        self._stands = stands.astype(np.float32)
+        self._odds = np.diff(law.log_prior) - np.log(stands * (1 - self._out[:-1]))
+        self.exchanges_every = _LENGTHS.exchanges_every
+        self._likely, self._n_rounds = np.full(d, 1.0 / d), 0
 
     def _take_out(self):
         """Take a column out of some models: the last one, as their order is random."""
-        some = np.flatnonzero(self.rng.random(len(self.size)) < _goes_out(self.size))
+        some = np.flatnonzero(self.rng.random(len(self.size)) < self._out[self.size])
         self.size[some] -= 1
         self.models[some, self.size[some]] = self.law.d
 
-    def _put_in(self):
-        """Put a column, or none, into each model.
+    def _put_in(self, exchange):
+        """Put a column, or none, into each model, of some one column exchanged before.
 
         Returns probabilities (M, d + 1), the entries of what was in, their number (M,), mean fit.
         """
-        size, d = self.size, self.law.d
+        d = self.law.d
+        share, mass, fit = self._beside(self.models, self.size, self._chain)
+        if exchange:
+            self._exchange(share, mass, fit)
+        size = self.size
         self._widen(int(size.max()) + 1)
         rows, places = np.nonzero(self.models < d)
         inside = rows, self.models[rows, places]
-        share, fit = np.empty((len(size), d + 1), np.float32), np.empty(len(size))
-        width = np.digitize(size, _LENGTHS.widths)
-        for part in (np.flatnonzero(width == w) for w in np.unique(width)):
-            share[part], fit[part] = self._shares(part)
         new = self._drawn(share)
         self.size = size + (new < d)
         # one that goes in changes places with any, so that the order stays random
@@ -194,25 +210,68 @@ class ModelChains:
         self.models[self._chain, np.where(new < d, place, size)] = new
         return share, inside, size, fit.mean()
 
-    def _shares(self, part):
-        """Return the probabilities of what goes into some models, and log densities of these.
+    def _beside(self, models, size, chains):
+        """Return what `_shares` says of models of some chains, those of like width together."""
+        share = np.empty((len(size), self.law.d + 1), np.float32)
+        mass, fit = np.empty((2, len(size)))
+        width = np.digitize(size, _LENGTHS.widths)
+        for part in (np.flatnonzero(width == w) for w in np.unique(width)):
+            others = models[part, : max(int(size[part].max()), 1)]
+            given = others, size[part], self.log_ratio[chains[part]]
+            share[part], mass[part], fit[part] = self._shares(*given)
+        return share, mass, fit
 
-        What goes in is weighted by how often a step takes it out again, against how often it takes
-        none out, so that the posterior is kept.
+    def _shares(self, others, size, log_ratio):
+        """Return the probabilities of what goes into models, and log densities (M,) of these.
+
+        The first density is that of what stays, with what goes in summed over.
         """
-        law, size, log_ratio = self.law, self.size[part], self.log_ratio[part]
-        others = self.models[part, : max(int(size.max()), 1)]
+        law = self.law
         given = law.given(others, log_ratio)
         gain = law.gains(others, given, log_ratio)
-        more = law.log_prior[size + 1] - law.log_prior[size]
-        more += np.log(_goes_out(size + 1) / (size + 1) / (1 - _goes_out(size)))
-        gain[:, :-1] += more[:, None].astype(gain.dtype)
+        gain[:, :-1] += self._odds[size, None].astype(gain.dtype)
         rows, places = np.nonzero(others < law.d)
         gain[rows, others[rows, places]] = -np.inf
-        gain -= gain.max(axis=1, keepdims=True)
+        top = gain.max(axis=1, keepdims=True)
+        gain -= top
         share = np.exp(gain, out=gain)
-        share /= share.sum(axis=1, keepdims=True)
-        return share, law.log_fit(log_ratio, given.log_det, given.square) + law.log_prior[size]
+        total = share.sum(axis=1, keepdims=True)
+        share /= total
+        fit = law.log_fit(log_ratio, given.log_det, given.square) + law.log_prior[size]
+        summed = fit + np.log1p(-self._out[size]) + (top + np.log(total))[:, 0]
+        return share, summed, fit
+
+    def _exchange(self, share, mass, fit):
+        """Exchange a column that stays, put one in, or take the last one out, by a Metropolis step.
+
+        New ones are drawn as often as they were in so far. What `_beside` said is brought up to
+        date.
+        """
+        size, rng, chain, d = self.size, self.rng, self._chain, self.law.d
+        more = rng.choice([-1, 0, 0, 1], len(size))
+        self._widen(int(size.max()) + 1)
+        place = (rng.random(len(size)) * size).astype(int)
+        place = np.where(more == 0, place, np.maximum(size - (more < 0), 0))
+        total = np.cumsum(self._likely)
+        new = np.searchsorted(total, rng.random(len(size)) * total[-1], side="right")
+        new = np.where(more < 0, d, np.minimum(new, d - 1))
+        twice = ((new < d)[:, None] & (new[:, None] == self.models)).any(axis=1)
+        legal = np.flatnonzero(~twice & ((size > 0) | (more > 0)))
+        if len(legal) == 0:
+            return
+        other, n_other = self.models[legal], (size + more)[legal]
+        old, new = self.models[chain, place][legal], new[legal]
+        other[np.arange(len(legal)), place[legal]] = new
+        changed = self._beside(other, n_other, legal)
+        # ways to draw what is new, and what was there; of as many columns each order is as likely
+        score = np.append(np.log(self._likely / total[-1]), 0.0)
+        gain = changed[1] - mass[legal] + score[old] - score[new]
+        gain += gammaln(size[legal] + 1.0) - gammaln(n_other + 1.0)
+        moved = gain > -rng.standard_exponential(len(legal))
+        to = legal[moved]
+        self.models[to], self.size[to] = other[moved], n_other[moved]
+        for value, now in zip((share, mass, fit), changed, strict=True):
+            value[to] = now[moved]
 
     def _widen(self, width):
         """Make room for models of so many columns."""
@@ -291,10 +350,10 @@ class ModelChains:
         density, models, ratios = 0.0, [], []
         for k in range(n_steps):
             self._take_out()
-            share, inside, size, fit = self._put_in()
+            share, inside, size, fit = self._put_in(k % self.exchanges_every == 0)
             seen += share
             seen[inside] += 1.0
-            share *= ((size + 1) / _goes_out(size + 1))[:, None].astype(share.dtype)
+            share *= self._stands[size, None]
             drawn += share
             density += fit / n_steps
             if k % _LENGTHS.moves_every == 0:
@@ -304,6 +363,9 @@ class ModelChains:
             ratios.append(self.log_ratio)
         weight = [np.ones(len(ratios[0]))] * n_steps
         means = np.stack([seen, drawn], dtype=float)[:, :, :-1] / n_steps
+        self._n_rounds += 1
+        now = means[0].mean(axis=0) + 1.0 / self.law.d
+        self._likely += (now - self._likely) / self._n_rounds
         return ModelDraws(models, ratios, weight, means[0], means[1], density)
 
 
@@ -324,7 +386,9 @@ def sample_models(law, seed, max_rounds, told):
         if draws.inclusion.sum() > max(_LENGTHS.dense, law.d / 2):
             return None
         work += _LENGTHS.round * chains.work
-        most_work = _LENGTHS.work * (1 if draws.error < _LENGTHS.agreed else _LENGTHS.patience)
+        most_work = _LENGTHS.work
+        if work > most_work and draws.error > _LENGTHS.agreed:
+            chains.exchanges_every, most_work = 1, _LENGTHS.patience * most_work
         done = draws.enough or work > most_work
         if told(draws) or (done and len(rounds) >= least):
             break

@@ -339,8 +339,8 @@ def test_sums_of_a_round_in_single_precision_are_those_of_its_steps(monkeypatch)
     chains = _chains.ModelChains(law_of(*correlated("copies", 30)), np.random.default_rng(0))
     put_in, steps = chains._put_in, []
 
-    def noted():
-        share, inside, size, fit = put_in()
+    def noted(exchange):
+        share, inside, size, fit = put_in(exchange)
         own, is_in = share[:, :-1].astype(float), np.zeros((len(size), 30))
         is_in[inside] = 1.0
         steps.append((own + is_in, own * np.maximum(size + 3, 2 * size + 2)[:, None]))
