@@ -243,6 +243,12 @@ def logistic_mixture(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.nd
     return sigma, softplus, slope
 
 
+def logistic_mean(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+    """Return the first of `logistic_mixture` alone, at a third of its cost."""
+    terms = zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True)
+    return sum(w * ndtr(mean / np.sqrt(var + steepness**-2)) for w, steepness in terms)
+
+
 # Log odds of the normal distribution function over its argument, a polynomial in the square of that
 # up to 5.5: largest error of the function 3e-7. Beyond, log odds go on in a straight line.
 _ODDS = np.array(
@@ -377,7 +383,7 @@ def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.nd
         slope = 2.0 * var * second * (var / kappa**2 + 2.0 * total**2 / kappa**3)
         step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
         new = np.maximum(np.where(x + step > 0.0, x + step, moment), 1e-300)
-        done = np.all(np.abs(new - x) <= 1e-13 * x)
+        done = np.all(np.abs(new - x) <= 1e-8 * x)  # what is left is the square of the step
         x = new
         if done:
             break

@@ -327,12 +327,12 @@ class Learner(Printed):
             told = self._n_fitted < len(self._labels) and _has_posterior(self.estimator_)
             proba = self._up_to_date().proba() if told else self.predict_proba()
             rated = OF_PROBA[strategy](proba)[rows]
-            return rows[best_first(rated)[:n_instances]]
+            return rows[best_first(rated, n_instances)]
         posterior = self._up_to_date()
         if is_greedy(strategy, "auto", n_instances):
             return np.array(greedy(posterior, strategy, free, n_instances)[0])
         rated = latent_scores(posterior, strategy)[rows]
-        return rows[best_first(rated)[:n_instances]]
+        return rows[best_first(rated, n_instances)]
 
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""

@@ -31,8 +31,8 @@ class Posterior:
     Parameters
     ----------
     source : object
-        `moments(X)` -> mean and variance (n, K), and `covariance_with(X2)` -> map from rows X1 to
-        covariances (K, n1, n2).
+        `checked(X)` -> rows as the two other methods take them: `moments(X)` -> mean and variance
+        (n, K), and `covariance_with(X2)` -> map from rows X1 to covariances (K, n1, n2).
     response : ClassResponse or NormalResponse
         What a label says of a latent value.
     X : ndarray, CSR matrix or table of shape (n, d)
@@ -41,12 +41,14 @@ class Posterior:
     """
 
     def __init__(self, source, response, X, reference=None):
-        self.source, self.response, self.X, self.reference = source, response, X, reference
-        self.mean, self.var = source.moments(X)
+        # checked once: every label asks for covariances with the whole pool
+        self.source, self.response, self.X = source, response, source.checked(X)
+        self.reference = None if reference is None else source.checked(reference)
+        self.mean, self.var = source.moments(self.X)
         self._directions: tuple[Any, ...] = ()
         self._cross: Any = None
         if reference is not None:
-            self.reference_mean, self.reference_var = source.moments(reference)
+            self.reference_mean, self.reference_var = source.moments(self.reference)
 
     def proba(self, rows=slice(None)):
         """Return class probabilities (n, n_classes) at the present state."""
@@ -112,30 +114,39 @@ class _SeparateProblems:
     def __init__(self, estimator):
         self.estimator = estimator
 
+    def checked(self, X):
+        """Return rows as they are."""
+        return X
+
     def moments(self, X):
         """Return latent means and variances (n, K)."""
-        mean, var = (np.asarray(a, dtype=float) for a in self.estimator.latent_mean_and_variance(X))
-        return mean.reshape(len(mean), -1), var.reshape(len(var), -1)
+        return _in_columns(*self.estimator.latent_mean_and_variance(X))
 
     def covariance_with(self, X2):
-        of_rows = _latent_covariance_with(self.estimator, X2)
-
-        def covariance(X1):
-            C = np.asarray(of_rows(X1), dtype=float)
-            return C.reshape((-1, *C.shape[-2:]))
-
-        return covariance
+        return lambda X1: _in_matrices(self.estimator.latent_covariance(X1, X2))
 
 
-def _latent_covariance_with(estimator, X2):
-    """Return the map from rows X1 to covariances with X2.
+def _in_columns(*values):
+    return tuple(np.asarray(a, dtype=float).reshape(len(a), -1) for a in values)
 
-    What X2 alone decides is worked out once by an estimator of this package.
-    """
-    if not isinstance(estimator, PosteriorClassifier):
-        return lambda X1: estimator.latent_covariance(X1, X2)
-    covariance = estimator._latents().covariance_with(estimator._check_new(X2))
-    return lambda X1: covariance(estimator._check_new(X1))
+
+def _in_matrices(C):
+    C = np.asarray(C, dtype=float)
+    return C.reshape((-1, *C.shape[-2:]))
+
+
+class _OwnProblems:
+    """The same of an estimator of this package, past the checks of its public methods."""
+
+    def __init__(self, estimator):
+        self.checked, self.latents = estimator._check_new, estimator._latents()
+
+    def moments(self, X):
+        return _in_columns(*self.latents.mean_and_variance(X))
+
+    def covariance_with(self, X2):
+        of_rows = self.latents.covariance_with(X2)  # what X2 alone decides is worked out once
+        return lambda X1: _in_matrices(of_rows(X1))
 
 
 class _Uncalibrated:
@@ -147,6 +158,7 @@ class _Uncalibrated:
 
     def __init__(self, source, slope, temper):
         self.source, self.slope, self.spread = source, slope, slope**2 * temper
+        self.checked = source.checked
 
     def moments(self, X):
         mean, var = self.source.moments(X)
@@ -167,22 +179,22 @@ class _JointClasses:
     """
 
     def __init__(self, estimator):
-        self.estimator = estimator
+        self.estimator, self.checked = estimator, estimator._check_new
+        self.latents = estimator._latents()
         K = len(estimator.classes_)
         noise = estimator.latent_links()[0]
         sd = np.sqrt(2.0) if isinstance(noise, Probit) else PROBIT_SLOPE
         self.scale = K / ((K - 1.0) * sd)
 
     def moments(self, X):
-        rows = self.estimator._check_new(X)
-        var, log_proba = self.estimator._latents().variance_and_log_proba(rows)
+        var, log_proba = self.latents.variance_and_log_proba(X)
         var = self.scale**2 * var
         # a probability of one has no finite mean: the last double below it
         log_proba = np.minimum(log_proba, -np.finfo(float).epsneg)
         return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
 
     def covariance_with(self, X2):
-        of_rows = _latent_covariance_with(self.estimator, X2)
+        of_rows = self.latents.covariance_with(X2)
         prior = _prior_covariance_with(self.estimator, X2)
 
         def covariance(X1):
@@ -196,13 +208,11 @@ class _JointClasses:
 
 def _prior_covariance_with(estimator, X2):
     """Return the map from rows X1 to the prior covariance (n1, n2) of each class of a joint one."""
-    rows = estimator._check_new  # arrays, in which categories are coded
-    X2 = rows(X2)
     if hasattr(estimator, "kernel_"):
         # each node keeps the common level of the classes at its own prior: the mixture has the mean
         kernels = [estimator.kernel_.clone_with_theta(theta) for theta in estimator.hyper_theta_]
         nodes = list(zip(estimator.hyper_weights_, kernels, strict=True))
-        return lambda X1: sum(w * kernel(rows(X1), X2) for w, kernel in nodes)
+        return lambda X1: sum(w * kernel(X1, X2) for w, kernel in nodes)
     slope, temper = calibration_of(estimator)
     tempering = float(slope[0] ** 2 * temper[0])
     variances = tempering * np.broadcast_to(estimator.prior_variance_, estimator.n_features_in_)
@@ -213,7 +223,7 @@ def _prior_covariance_with(estimator, X2):
     scaled = scaled.T.tocsr() if sp.issparse(scaled) else np.ascontiguousarray(scaled.T)
 
     def covariance(X1):
-        product = rows(X1) @ scaled
+        product = X1 @ scaled
         return (product.toarray() if sp.issparse(product) else np.asarray(product)) + level
 
     return covariance
@@ -224,6 +234,9 @@ class _Responses:
 
     def __init__(self, estimator):
         self.estimator = estimator
+
+    def checked(self, X):
+        return X
 
     def moments(self, X):
         mean, std = self.estimator.predict(X, return_std=True)
@@ -242,7 +255,8 @@ def posterior_of(estimator, X, reference=None):
         source, stand_in = _JointClasses(estimator), [Probit()] * len(estimator.classes_)
         response = ClassResponse(stand_in, stand_in, *calibration_of(estimator))
     else:
-        source = _SeparateProblems(estimator)
+        own = isinstance(estimator, PosteriorClassifier)
+        source = _OwnProblems(estimator) if own else _SeparateProblems(estimator)
         response = response_of(estimator, X, source)
     if np.any(response.slope != 1.0) or np.any(response.temper != 1.0):
         source = _Uncalibrated(source, response.slope, response.temper)

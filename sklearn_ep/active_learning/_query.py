@@ -273,6 +273,6 @@ def query(
         rated = scores(
             estimator, X, strategy=strategy, X_reference=reference, random_state=random_state
         )
-        chosen = best_first(rated)[:n_instances]
+        chosen = best_first(rated, n_instances)
         values = rated[chosen]
     return (allowed[chosen], values) if return_scores else allowed[chosen]

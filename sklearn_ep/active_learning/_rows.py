@@ -40,12 +40,17 @@ def row_numbers(name, values, n):
     return index.astype(np.intp)
 
 
-def best_first(values):
-    """Return the order of scores, largest first; differences at rounding level are ties."""
+def best_first(values, count):
+    """Return the places of so many scores, largest first; differences at rounding level are ties.
+
+    Of ties the lowest place comes first.
+    """
     finite = np.isfinite(values)
     scale = np.max(np.abs(values), initial=0.0, where=finite)
-    rounded = np.round(values / scale, 14) if scale > 0 else values
-    return np.argsort(-rounded, kind="stable")
+    keys = -(np.round(values / scale, 14) if scale > 0 else values)
+    last = np.partition(keys, count - 1)[count - 1]
+    near = np.flatnonzero(~(keys > last))  # scores that are no number, which come last, as well
+    return near[np.argsort(keys[near], kind="stable")[:count]]
 
 
 # Rows of the pool that a design looks at, for two matrices of so many squared numbers.

@@ -310,7 +310,7 @@ def greedy(posterior, strategy, allowed, n_instances):
     allowed, chosen, rated = allowed.copy(), [], []
     for _ in range(n_instances):
         values = np.where(allowed, latent_scores(posterior, strategy), -np.inf)
-        best = int(best_first(values)[0])
+        best = int(best_first(values, 1)[0])
         allowed[best] = False
         chosen.append(best)
         rated.append(values)

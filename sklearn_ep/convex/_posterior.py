@@ -44,7 +44,8 @@ class PredictorCovariances:
         B = with_ones(X2, self.intercept)
         blocks = [self.weight_covariance(B[rows], *classes) for rows in row_blocks(*B.shape)]
         joint = np.hstack(blocks)
-        return lambda X1: np.asarray(with_ones(X1, self.intercept) @ joint)
+        slopes, level = (joint[:-1], joint[-1]) if self.intercept else (joint, 0.0)
+        return lambda X1: np.asarray(X1 @ slopes) + level  # no copy of X1 with ones
 
 
 class WeightPosterior(PredictorCovariances):

@@ -672,3 +672,31 @@ def test_masks_say_the_same_as_indices(small):
         np.testing.assert_array_equal(chosen, query(e, pool, 4, strategy="bald", exclude=range(30)))
     with pytest.raises(ValueError, match="exclude is a mask"):
         query(e, pool, 4, exclude=mask[:10])
+
+
+def test_best_rows_are_those_of_a_stable_sort():
+    rng = np.random.default_rng(0)
+    X, y = make_moons(60, noise=0.3, random_state=0)
+    clf = LogisticRegression().fit(X, y)
+    for rated in (
+        rng.integers(0, 4, 60).astype(float),
+        1.0 + 1e-16 * rng.standard_normal(60),
+        np.where(rng.random(60) < 0.9, np.nan, rng.standard_normal(60)),
+        np.where(rng.random(60) < 0.5, -np.inf, 0.0),
+    ):
+        order = np.argsort(-np.round(rated, 12), kind="stable")
+        for count in (1, 3, 59, 60):
+            chosen = query(clf, X, count, strategy=lambda fitted, rows, rated=rated: rated)
+            np.testing.assert_array_equal(chosen, order[:count])
+
+
+def test_logistic_probabilities_keep_their_digits_in_the_tails():
+    X, y = make_moons(200, noise=0.3, random_state=0)
+    clf = ConvexVariationalLogistic(hyperparameters="mode").fit(40.0 * X, y)
+    far = 40.0 * X * np.linspace(0.1, 30.0, len(X))[:, None]
+    proba = posterior_of(clf, far).proba()[:, 1]
+    truth = clf.predict_proba(far)[:, 1]
+    assert truth.min() < 1e-8
+    np.testing.assert_allclose(proba, truth, atol=2e-6, rtol=1e-6)
+    small = truth < 1e-3
+    np.testing.assert_allclose(proba[small], truth[small], rtol=2e-3)
