@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.special import logsumexp, softmax
 from sklearn.utils import gen_batches
 
 from .contracts import require
@@ -46,6 +47,11 @@ from .noisy_argmax import ClassTilted
 
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
+# Logs of the temper that leave-one-out compares, and the sd of their normal prior beside a half at
+# zero: the mean log loss of 19 sets of 3 to 12 classes (90 to 400 rows) is .441, .462 without
+# (-.155 to +.008), and .442 without the half; where labels come from the model it is .001 higher in
+# the mean. A scale of the mean beside it ends at 1.00, within .05 everywhere
+_LOG_TEMPERS, _SPREAD = np.linspace(-3.0, 1.0, 21), 0.5
 
 
 class ClassSites(NamedTuple):
@@ -169,6 +175,35 @@ def class_left_out(
     """Return means and variances (2, n, K) of latent values under the cavities of the rows."""
     m, without, _ = class_cavities(sites, mean, cov)
     return np.stack([m, contrast_variances(without) + np.reshape(extra_var, (-1, 1))])
+
+
+def tempered_nodes(
+    weight: np.ndarray, mean: np.ndarray, var: np.ndarray, temper: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and variances (M, ...) of nodes about their mean, variances times `temper`."""
+    centre = np.tensordot(weight, mean, 1)
+    return centre + np.sqrt(temper) * (mean - centre), temper * var
+
+
+def temper_of(
+    factor: Any, y: np.ndarray, copies: np.ndarray, weight: np.ndarray, cavities: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Return the temper at which rows are predicted from the others, and their log probabilities.
+
+    `cavities` (M, 2, n, K) are means and variances of latent values that nodes of weight (M,) leave
+    of rows, y and copies (n,) class and number of these. The temper is the posterior mean of its
+    log, which is as probably 0 as not a priori; log probabilities (n,) there are interpolated.
+    """
+    log_weight, mean, var = np.log(weight)[:, None], cavities[:, 0], cavities[:, 1]
+    log_p = np.empty((len(_LOG_TEMPERS), len(y)))
+    for k, temper in enumerate(np.exp(_LOG_TEMPERS)):
+        nodes = zip(*tempered_nodes(weight, mean, var, temper), strict=True)
+        log_p[k] = logsumexp([factor.tilted(y, *of).log_z for of in nodes] + log_weight, axis=0)
+    prior = softmax(-0.5 * (_LOG_TEMPERS / _SPREAD) ** 2) + np.isclose(_LOG_TEMPERS, 0.0)
+    log_temper = softmax(log_p @ copies + np.log(prior)) @ _LOG_TEMPERS
+    k = min(int(np.searchsorted(_LOG_TEMPERS, log_temper)), len(log_p) - 1)
+    part = (log_temper - _LOG_TEMPERS[k - 1]) / (_LOG_TEMPERS[k] - _LOG_TEMPERS[k - 1])
+    return float(np.exp(log_temper)), (1.0 - part) * log_p[k - 1] + part * log_p[k]
 
 
 def class_change(

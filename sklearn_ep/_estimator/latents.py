@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cholesky
-from scipy.special import logsumexp, ndtri, softmax
+from scipy.special import logsumexp, ndtri
 from sklearn.utils import gen_batches
 
-from .._engine.class_sites import contrast_variances
+from .._engine.class_sites import contrast_variances, tempered_nodes
 from .._engine.gaussian import covariance_root
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -21,11 +21,6 @@ from .row_parts import BLOCK
 # 1024 points: 90 % intervals of 360 rows of generated posteriors, 3 to 10 classes at 1 or 8 nodes,
 # hold .88 to .92 of draws, .90 in the mean; half as many points .86 to .93
 _LOG2_POINTS = 10
-# Logs of the temper that leave-one-out compares, and the sd of their normal prior beside a half at
-# zero: the mean log loss of 19 sets of 3 to 12 classes (90 to 400 rows) is .441, .462 without
-# (-.155 to +.008), and .442 without the half; where labels come from the model it is .001 higher in
-# the mean. A scale of the mean beside it ends at 1.00, within .05 everywhere
-_LOG_TEMPERS, _SPREAD = np.linspace(-3.0, 1.0, 21), 0.5
 
 
 class NodesAtRows(NamedTuple):
@@ -58,9 +53,8 @@ class NodesAtRows(NamedTuple):
 
     def tempered(self, temper):
         """Return the same about the same mean, all variances times `temper`."""
-        centre = np.tensordot(self.weight, self.mean, 1)
-        mean = centre + np.sqrt(temper) * (self.mean - centre)
-        return self._replace(mean=mean, var=temper * self.var)
+        mean, var = tempered_nodes(self.weight, self.mean, self.var, temper)
+        return self._replace(mean=mean, var=var)
 
     def log_proba(self, labels=()):
         """Return log probabilities (n, len(labels)), or (n, K) of all classes."""
@@ -148,32 +142,6 @@ def _log_proba_at(nodes, points):
 def log_normalise(log_p):
     """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""
     return log_p - logsumexp(log_p, axis=1, keepdims=True)
-
-
-def log_proba_by_temper(link, y, nodes):
-    """Return log probabilities (T, n) of classes y at each temper that is compared.
-
-    `nodes` are the `NodesAtRows` of rows that were left out, with variances (M, n, K).
-    """
-    out = []
-    for temper in np.exp(_LOG_TEMPERS):
-        at = nodes.tempered(temper)
-        each = [link.tilted(y, m, v).log_z for m, v in zip(at.mean, at.var, strict=True)]
-        out.append(log_mixture(nodes.weight, np.array(each)))
-    return np.array(out)
-
-
-def temper_of(log_p, copies):
-    """Return the temper that log probabilities (T, n) of rows in copies (n,) ask for, and theirs.
-
-    It is the posterior mean of its log, which is as probably 0 as not a priori; the log
-    probabilities (n,) there are interpolated.
-    """
-    prior = softmax(-0.5 * (_LOG_TEMPERS / _SPREAD) ** 2) + np.isclose(_LOG_TEMPERS, 0.0)
-    log_temper = softmax(log_p @ copies + np.log(prior)) @ _LOG_TEMPERS
-    k = min(int(np.searchsorted(_LOG_TEMPERS, log_temper)), len(log_p) - 1)
-    part = (log_temper - _LOG_TEMPERS[k - 1]) / (_LOG_TEMPERS[k] - _LOG_TEMPERS[k - 1])
-    return float(np.exp(log_temper)), (1.0 - part) * log_p[k - 1] + part * log_p[k]
 
 
 def label_log_prob(link, draws):

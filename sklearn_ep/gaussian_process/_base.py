@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import MOST_WEIGHTS, ClassSites, class_log_weights
+from .._engine.class_sites import MOST_WEIGHTS, ClassSites, class_log_weights, temper_of
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import log_mixture
@@ -45,13 +45,7 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.latents import (
-    NodesAtRows,
-    draw_latent,
-    log_normalise,
-    log_proba_by_temper,
-    temper_of,
-)
+from .._estimator.latents import draw_latent, log_normalise
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
 from ._hyperparameters import learned_coordinates
@@ -360,9 +354,7 @@ def tempered(fit, factor, rows, weight, cavities):
     nodes of weight (M,) leave of their latent values.
     """
     y, copies = rows
-    mean, var = np.moveaxis(cavities, 1, 0)
-    nodes = NodesAtRows(weight, mean, var, [factor] * len(weight))
-    temper, log_p = temper_of(log_proba_by_temper(factor.rough(), y, nodes), copies)
+    temper, log_p = temper_of(factor.rough(), y, copies, weight, cavities)
     return fit._replace(temper=temper, loo_proba=np.exp(log_p))
 
 

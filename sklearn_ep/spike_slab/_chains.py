@@ -155,6 +155,12 @@ def _between(by_chain):
     return by_chain.std(axis=0, ddof=1) / np.sqrt(len(by_chain))
 
 
+def _widened(models, width, none):
+    """Return models with room for so many columns, `none` in what is added."""
+    more = width - models.shape[1]
+    return models if more <= 0 else np.pad(models, ((0, 0), (0, more + 3)), constant_values=none)
+
+
 def _goes_out(size):
     """Return how often one of so many columns goes out; more often, their number hardly moves."""
     return np.minimum(size / (size + 2.0), 0.5)
@@ -199,7 +205,7 @@ class ModelChains:
         if exchange:
             self._exchange(share, mass, fit)
         size = self.size
-        self._widen(int(size.max()) + 1)
+        self.models = _widened(self.models, int(size.max()) + 1, d)
         rows, places = np.nonzero(self.models < d)
         inside = rows, self.models[rows, places]
         new = self._drawn(share)
@@ -249,7 +255,7 @@ class ModelChains:
         """
         size, rng, chain, d = self.size, self.rng, self._chain, self.law.d
         more = rng.choice([-1, 0, 0, 1], len(size))
-        self._widen(int(size.max()) + 1)
+        self.models = _widened(self.models, int(size.max()) + 1, d)
         place = (rng.random(len(size)) * size).astype(int)
         place = np.where(more == 0, place, np.maximum(size - (more < 0), 0))
         total = np.cumsum(self._likely)
@@ -273,12 +279,6 @@ class ModelChains:
         for value, now in zip((share, mass, fit), changed, strict=True):
             value[to] = now[moved]
 
-    def _widen(self, width):
-        """Make room for models of so many columns."""
-        more = width - self.models.shape[1]
-        if more > 0:
-            self.models = np.pad(self.models, ((0, 0), (0, more + 3)), constant_values=self.law.d)
-
     def move_many(self):
         """Put several random columns in, or take several out, where a Metropolis step accepts it.
 
@@ -289,7 +289,7 @@ class ModelChains:
         wanted = size + rng.choice(_LENGTHS.many, n_chains) * rng.choice([-1, 1], n_chains)
         new = np.clip(wanted, 0, d)
         width = max(int(size.max()), int(new.max()), 1)
-        self._widen(width)
+        self.models = _widened(self.models, width, d)
         place, now = np.arange(width), self.models[:, :width]
         other = np.where(place < size[:, None], now, rng.integers(0, d, now.shape))
         other[place >= new[:, None]] = d

@@ -26,7 +26,8 @@ from ..._engine.contracts import require
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, inverse_from_triangular
 from ..._engine.hyper import Accuracy
 from .._hyperparameters import JOINT_ACCURACY
-from .ep import RowSlopes, Visit, signed_gram
+from .ep import PassRows, RowSlopes, Visit, signed_gram
+from .rows import dense_copies, read_rows
 from .values import InducingPosterior, block_rows, times_rows
 
 
@@ -180,15 +181,20 @@ class JointLabels:
         old = _class_sites(rows.sites, rows.y)
         return class_update(self.factor, rows.y, old, mean, cov, rows.extra_var).tilted.log_z
 
-    def cavities(self, posteriors, rows):
-        """Return means and variances (2, b, K) of latent values under cavities."""
-        mean, cov, _ = posteriors[0].marginals(rows.W)
-        sites = _class_sites(rows.sites, rows.y)
-        return class_left_out(sites, mean, cov, rows.extra_var)
-
     def predictors(self, prior, posteriors):
         """Return what predicts all classes."""
         return [JointInducingPosterior(prior, p, self.factor) for p in posteriors]
+
+
+def cavities_of_part(part, sites, model, classes):
+    """Return (cavities (2, n, K) of the latent values of all classes, class indices, copies)."""
+    X, y, weight = read_rows(part, classes)
+    each = []
+    for _, rows, _ in model.blocks(PassRows(X, y, weight, sites)):
+        mean, cov, _ = model.posteriors[0].marginals(rows.W)
+        own = _class_sites(rows.sites, rows.y)
+        each.append(class_left_out(own, mean, cov, rows.extra_var))
+    return np.concatenate(each, axis=1), y, dense_copies(weight)
 
 
 def _class_sites(sites, y):

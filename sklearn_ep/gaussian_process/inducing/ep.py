@@ -494,14 +494,6 @@ def leave_one_out_part(part, sites, model, classes):
     return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
-def cavities_of_part(part, sites, model, classes):
-    """Return (cavities (2, n, K) of the latent values of all classes, class indices, copies)."""
-    X, y, weight = read_rows(part, classes)
-    blocks = model.blocks(PassRows(X, y, weight, sites))
-    each = [model.labels.cavities(model.posteriors, b) for _, b, _ in blocks]
-    return np.concatenate(each, axis=1), y, dense_copies(weight)
-
-
 def add_sums(results):
     """Add `RowSums` over partitions, in their order; per-row results are left out."""
     total = add_up([r._replace(sites=None, var=None, memory=None) for r in results])
@@ -604,12 +596,6 @@ class InducingEP:
     def leave_one_out(self, model, sites):
         """Return log probabilities (n,) of the rows' own labels under their cavities."""
         return np.concatenate(self.run(leave_one_out_part, sites, model, self.classes))
-
-    def cavities(self, model, sites):
-        """Return those (2, n, K) of the latent values of all classes, class indices, and copies."""
-        each = zip(*self.run(cavities_of_part, sites, model, self.classes), strict=True)
-        cavities, y, copies = each
-        return np.concatenate(cavities, axis=1), np.concatenate(y), np.concatenate(copies)
 
     def model(self, state):
         """Return what a pass needs to know of a state."""

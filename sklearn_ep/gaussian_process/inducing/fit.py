@@ -56,7 +56,7 @@ from .._hyperparameters import (
 )
 from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
-from .classes import JointLabels
+from .classes import JointLabels, cavities_of_part
 from .ep import BinaryProblems, InducingEP, PassState
 from .learning import (
     LEARNING,
@@ -342,8 +342,11 @@ def fit_inducing(plan, run, monitor):
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
     if average is None:
         if plan.tempered:
-            cavities, *rows = ep.cavities(own.model, own.state.sites)
-            return tempered(fit, plan.labels.factor, rows, np.ones(1), cavities[None])
+            each = ep.run(cavities_of_part, own.state.sites, own.model, ep.classes)
+            cavities, y, copies = zip(*each, strict=True)
+            rows = np.concatenate(y), np.concatenate(copies)
+            cavity = np.concatenate(cavities, axis=1)[None]
+            return tempered(fit, plan.labels.factor, rows, np.ones(1), cavity)
         loo = ep.leave_one_out(own.model, own.state.sites)
         return fit._replace(loo_proba=np.exp(loo))
     own.log_evidence = average.log_evidence
