@@ -118,7 +118,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return links_of(self._posteriors)
 
     def _latents(self):
-        return latents_of(self._posteriors, self._links(), getattr(self, "temper_", None))
+        return latents_of(self._posteriors, self._links(), getattr(self, "variance_temper_", None))
 
     @in_precision_of_rows
     def predict_log_proba(self, X: RowsLike) -> np.ndarray:

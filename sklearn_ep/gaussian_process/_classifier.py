@@ -192,7 +192,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         `power` below 1 are one_vs_rest, as are more than 4000 classes times inducing points: with
         "joint" a ValueError says so. Two classes are one binary problem in either case. Where
         "auto" is joint and a kernel is learned, predictions have the variances that rows left out
-        ask for (`temper_`); with "joint" they are those of the posterior.
+        ask for (`variance_temper_`); with "joint" they are those of the posterior.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -254,7 +254,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         The same, under the name of scikit-learn.
     multi_class_ : str
         "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
-    temper_ : float or None
+    variance_temper_ : float or None
         Factor of the posterior variances that predictions of several classes count with (see
         Notes); None where they count as they are.
     method_ : str
@@ -349,11 +349,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     the prior.
 
     Where several classes are clean, their joint posterior is often wider than it should be. By
-    default predictions therefore count its variances by a factor, `temper_`, at which rows are well
-    predicted from the others: a tempered posterior [7]_. A priori the factor is one, or its log
-    is normal with a sd of .5, either with probability one half. It holds for probabilities, their
-    intervals and draws, and `loo_proba_`. `latent_mean_and_variance` and `latent_covariance` are
-    those of the posterior, and so are predictions of two classes.
+    default predictions therefore count its variances by a factor, `variance_temper_`, at which rows
+    are well predicted from the others: a tempered posterior [7]_. A priori the factor is one, or
+    its log is normal with a sd of .5, either with probability one half. It holds for probabilities,
+    their intervals and draws, and `loo_proba_`. `latent_mean_and_variance` and `latent_covariance`
+    are those of the posterior, and so are predictions of two classes.
 
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
     end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
@@ -538,7 +538,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
         fit = tempered_fit(plan, joined_fits(fits, training.y, joint))
-        return self._store(plan, fit, training.kept, temper_=fit.temper)
+        return self._store(plan, fit, training.kept, variance_temper_=fit.temper)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
@@ -554,7 +554,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
-        told = dict(learn_inducing_=plan.learn_inducing, temper_=fit.temper)
+        told = dict(learn_inducing_=plan.learn_inducing, variance_temper_=fit.temper)
         return self._store(plan, fit, kept, **told)
 
     @restore_on_error
@@ -623,7 +623,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if last is not None and last.inducing_points is not None:
             joint = last.joint  # the posterior so far
         plan = plan_stream(self, joint)
-        told = dict(temper_=None, learn_inducing_=False, stream_log_score_=self._score_before(X, y))
+        told = dict(
+            variance_temper_=None, learn_inducing_=False, stream_log_score_=self._score_before(X, y)
+        )
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)
 

@@ -40,7 +40,7 @@ def test_weights_are_repeated_rows():
     settings: dict = dict(hyperparameters="mode", kernel=RBF(1.0))
     weighed = fit(X, y, count, **settings)
     repeated = fit(np.repeat(X, count, 0), np.repeat(y, count), **settings)
-    assert weighed.temper_ == pytest.approx(repeated.temper_, rel=1e-3)
+    assert weighed.variance_temper_ == pytest.approx(repeated.variance_temper_, rel=1e-3)
 
 
 def test_little_is_lost_where_labels_come_from_the_model():
@@ -48,9 +48,9 @@ def test_little_is_lost_where_labels_come_from_the_model():
     for seed in range(4):
         X, y = of_the_model(seed, 500)
         est = fit(X[:100], y[:100])
-        assert 0.4 < est.temper_ < 1.2
+        assert 0.4 < est.variance_temper_ < 1.2
         tempered = log_loss(est, X[100:], y[100:])
-        est.temper_ = None
+        est.variance_temper_ = None
         losses.append(tempered - log_loss(est, X[100:], y[100:]))
     assert np.mean(losses) < 0.01
 
@@ -63,7 +63,7 @@ def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain():
         scale = A.std(0) + 1e-9
         tempered = fit(A / scale, a)
         plain = fit(A / scale, a, multi_class="joint")
-        assert tempered.temper_ < 0.7 and plain.temper_ is None
+        assert tempered.variance_temper_ < 0.7 and plain.variance_temper_ is None
         gains.append(1.0 - log_loss(tempered, B / scale, b) / log_loss(plain, B / scale, b))
     assert min(gains) > 0.1
 
@@ -86,16 +86,16 @@ def test_left_out_rows_have_the_probabilities_that_it_gives():
     for i in (0, 7, 21):
         weight = np.arange(len(y)) != i
         one = clone(est).set_params(kernel=est.kernel_, optimizer=None).fit(X, y, weight)
-        one.temper_ = est.temper_
+        one.variance_temper_ = est.variance_temper_
         proba = one.predict_proba(X[[i]])[0, np.searchsorted(one.classes_, y[i])]
         assert est.loo_proba_[i] == pytest.approx(proba, abs=0.02)
 
 
 def test_only_learned_kernels_of_several_joint_classes_have_one():
     X, y = of_the_model(6, 60)
-    assert fit(X, y, kernel=RBF(1.0), optimizer=None).temper_ is None
-    assert fit(X, y, multi_class="one_vs_rest").temper_ is None
-    assert fit(X, y == 0).temper_ is None
+    assert fit(X, y, kernel=RBF(1.0), optimizer=None).variance_temper_ is None
+    assert fit(X, y, multi_class="one_vs_rest").variance_temper_ is None
+    assert fit(X, y == 0).variance_temper_ is None
 
 
 def test_partitions_are_the_rows_together(few_rows_are_many):
@@ -106,8 +106,8 @@ def test_partitions_are_the_rows_together(few_rows_are_many):
     whole = fit([(X, y)], None, **settings)
     parts = fit([(X[:50], y[:50]), (X[50:], y[50:])], None, **settings)
     assert whole.method_ == "sparse" and whole.multi_class_ == "joint"
-    assert whole.temper_ is not None
-    assert parts.temper_ == pytest.approx(whole.temper_, rel=0.02)
+    assert whole.variance_temper_ is not None
+    assert parts.variance_temper_ == pytest.approx(whole.variance_temper_, rel=0.02)
     np.testing.assert_allclose(parts.loo_proba_, whole.loo_proba_, atol=0.01)
 
 
@@ -116,4 +116,4 @@ def test_points_that_are_the_rows_have_about_the_temper_of_dense_sites(few_rows_
     points = fit(X, y, inducing_points=X, learn_inducing=False)
     dense = fit(X, y, method="dense", hyperparameters="mode")
     assert points.method_ == "sparse" and points.multi_class_ == "joint"
-    assert points.temper_ == pytest.approx(dense.temper_, abs=0.2)
+    assert points.variance_temper_ == pytest.approx(dense.variance_temper_, abs=0.2)
