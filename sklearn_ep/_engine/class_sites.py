@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import logsumexp, softmax
+from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
 from .contracts import require
@@ -47,10 +47,10 @@ from .noisy_argmax import ClassTilted
 
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
-# Logs of the temper that leave-one-out compares, and the sd of their normal prior beside a half at
-# zero: the mean log loss of 19 sets of 3 to 12 classes (90 to 400 rows) is .441, .462 without
-# (-.155 to +.008), and .442 without the half; where labels come from the model it is .001 higher in
-# the mean. A scale of the mean beside it ends at 1.00, within .05 everywhere
+# Logs of the temper that leave-one-out compares, and the sd of their normal prior. A scale of the
+# mean beside it ends at 1.00, within .05, on 19 sets of 3 to 12 classes (90 to 400 rows). Over 28
+# sets, nine of them five noisy classes, the mean log loss is .501 for .514 (-.113 to +.006); by the
+# mean of the posterior of its log it is .500, but five noisy classes of 300 rows are .02 worse.
 _LOG_TEMPERS, _SPREAD = np.linspace(-3.0, 1.0, 21), 0.5
 
 
@@ -191,19 +191,28 @@ def temper_of(
     """Return the temper at which rows are predicted from the others, and their log probabilities.
 
     `cavities` (M, 2, n, K) are means and variances of latent values that nodes of weight (M,) leave
-    of rows, y and copies (n,) class and number of these. The temper is the posterior mean of its
-    log, which is as probably 0 as not a priori; log probabilities (n,) there are interpolated.
+    of rows, y and copies (n,) class and number of these. It is that nearest to one whose sum of log
+    probabilities is within two standard errors of that at the mode; those of the rows (n,) there
+    are interpolated.
     """
     log_weight, mean, var = np.log(weight)[:, None], cavities[:, 0], cavities[:, 1]
     log_p = np.empty((len(_LOG_TEMPERS), len(y)))
     for k, temper in enumerate(np.exp(_LOG_TEMPERS)):
         nodes = zip(*tempered_nodes(weight, mean, var, temper), strict=True)
         log_p[k] = logsumexp([factor.tilted(y, *of).log_z for of in nodes] + log_weight, axis=0)
-    prior = softmax(-0.5 * (_LOG_TEMPERS / _SPREAD) ** 2) + np.isclose(_LOG_TEMPERS, 0.0)
-    log_temper = softmax(log_p @ copies + np.log(prior)) @ _LOG_TEMPERS
-    k = min(int(np.searchsorted(_LOG_TEMPERS, log_temper)), len(log_p) - 1)
-    part = (log_temper - _LOG_TEMPERS[k - 1]) / (_LOG_TEMPERS[k] - _LOG_TEMPERS[k - 1])
-    return float(np.exp(log_temper)), (1.0 - part) * log_p[k - 1] + part * log_p[k]
+    mode = int(np.argmax(log_p @ copies - 0.5 * (_LOG_TEMPERS / _SPREAD) ** 2))
+    one = int(np.argmin(np.abs(_LOG_TEMPERS)))
+    way = np.arange(one, mode, 1 if mode > one else -1)
+    apart = log_p[mode] - log_p[way]
+    lost = apart @ copies
+    deviation = apart - lost[:, None] / copies.sum()
+    beyond = np.append(lost - 2.0 * np.sqrt(deviation**2 @ copies), 0.0)
+    k, way = int(np.argmax(beyond <= 0)), np.append(way, mode)
+    if k == 0:
+        return float(np.exp(_LOG_TEMPERS[way[0]])), log_p[way[0]]
+    part = beyond[k - 1] / (beyond[k - 1] - beyond[k])
+    log_temper = (1.0 - part) * _LOG_TEMPERS[way[k - 1]] + part * _LOG_TEMPERS[way[k]]
+    return float(np.exp(log_temper)), (1.0 - part) * log_p[way[k - 1]] + part * log_p[way[k]]
 
 
 def class_change(

@@ -48,11 +48,11 @@ def test_little_is_lost_where_labels_come_from_the_model():
     for seed in range(4):
         X, y = of_the_model(seed, 500)
         est = fit(X[:100], y[:100])
-        assert 0.4 < est.variance_temper_ < 1.2
+        assert 0.6 < est.variance_temper_ < 1.2
         tempered = log_loss(est, X[100:], y[100:])
         est.variance_temper_ = None
         losses.append(tempered - log_loss(est, X[100:], y[100:]))
-    assert np.mean(losses) < 0.01
+    assert np.mean(losses) < 0.005
 
 
 def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain():
@@ -111,9 +111,13 @@ def test_partitions_are_the_rows_together(few_rows_are_many):
     np.testing.assert_allclose(parts.loo_proba_, whole.loo_proba_, atol=0.01)
 
 
-def test_points_that_are_the_rows_have_about_the_temper_of_dense_sites(few_rows_are_many):
-    X, y = of_the_model(8, 100, 3)
-    points = fit(X, y, inducing_points=X, learn_inducing=False)
-    dense = fit(X, y, method="dense", hyperparameters="mode")
+def test_points_that_are_the_rows_have_the_temper_of_dense_sites(few_rows_are_many, monkeypatch):
+    X, y = load_wine(return_X_y=True)
+    X, y = ((X - X.mean(0)) / X.std(0))[::2], y[::2]
+    points = fit(X, y, inducing_points=X, learn_inducing=False, tol=1e-5, jitter=1e-9)
     assert points.method_ == "sparse" and points.multi_class_ == "joint"
-    assert points.variance_temper_ == pytest.approx(dense.variance_temper_, abs=0.2)
+    monkeypatch.setattr("sklearn_ep.gaussian_process._dense.takes_temper", lambda estimator: True)
+    dense = fit(X, y, kernel=points.kernel_, optimizer=None, method="dense", tol=1e-5)
+    assert points.variance_temper_ < 0.95
+    assert points.variance_temper_ == pytest.approx(dense.variance_temper_, rel=0.01)
+    np.testing.assert_allclose(points.loo_proba_, dense.loo_proba_, atol=0.005)
