@@ -254,7 +254,9 @@ class JointLatents:
 
     def _at(self, X):
         """Return the `NodesAtRows` that labels are predicted from."""
-        nodes = nodes_at(self.posterior, self.factor, X)
+        return self._tempered(nodes_at(self.posterior, self.factor, X))
+
+    def _tempered(self, nodes):
         return nodes if self.temper is None else nodes.tempered(self.temper)
 
     def mean_and_variance(self, X):
@@ -289,8 +291,8 @@ class JointLatents:
         factor = QUICK_SOFTMAX if self.factor is SOFTMAX else self.factor
         nodes = nodes_at(self.posterior, factor, X)
         cov = nodes.moments()[1]
-        nodes = nodes if self.temper is None else nodes.tempered(self.temper)
-        return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], nodes.log_proba()
+        log_proba = self._tempered(nodes).log_proba()
+        return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], log_proba
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
