@@ -7,6 +7,8 @@ from sklearn.datasets import make_classification
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep._engine.class_sites import JointEP
+from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.gaussian_process._limits import LIMITS
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
@@ -204,3 +206,40 @@ def test_several_classes_learn_apart_and_end_jointly(few_are_averaged):
     assert np.mean(np.abs(again - before)) < 0.02
     more = clf.partial_fit(X[201:300], y[201:300])
     assert more.multi_class_ == "joint" and np.all(np.isfinite(more.predict_proba(X[300:])))
+
+
+@pytest.fixture(scope="module")
+def clean_classes():
+    rng, y = np.random.default_rng(2), np.arange(180) % 4
+    X = 3.0 * rng.standard_normal((4, 3))[y] + rng.standard_normal((180, 3))
+    return X, y, EPGaussianProcessClassifier().fit(X, y).predict_proba(X)
+
+
+def test_sites_that_acceleration_does_not_settle_are_settled_without_it(clean_classes, monkeypatch):
+    X, y, proba = clean_classes
+    solve = JointEP.solve
+
+    def in_vain(self, x, *, tol, max_iter, accelerate, **settings):
+        most = 1 if accelerate and tol > 1e-3 else max_iter
+        return solve(self, x, tol=tol, max_iter=most, accelerate=accelerate, **settings)
+
+    monkeypatch.setattr(JointEP, "solve", in_vain)
+    model = EPGaussianProcessClassifier().fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.02)
+
+
+def test_a_mode_of_some_rows_at_which_all_do_not_settle_is_left(clean_classes, monkeypatch):
+    X, y, proba = clean_classes
+    solve, n_refused = JointEP.solve, 0
+
+    def refusing(self, x, **settings):
+        nonlocal n_refused
+        if len(self.y) == len(y) and n_refused < 4:  # twice each for a climb and for a search
+            n_refused += 1
+            raise ImproperPosterior("refused")
+        return solve(self, x, **settings)
+
+    monkeypatch.setattr(JointEP, "solve", refusing)
+    model = EPGaussianProcessClassifier().fit(X, y)
+    assert n_refused == 4
+    np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.05)

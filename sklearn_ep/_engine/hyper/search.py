@@ -557,7 +557,10 @@ def search_from_rows(
     if top is not None and top.reason != "stuck":
         end = LearningEnd(top.reason, top.n_steps, top.gradient, top.curvature)
         return nodes, top.node, end
-    found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last)
+    # where the mode of some is no place for all, the search begins anew
+    found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last) or search_mode(
+        nodes.evaluate, phi, bounds, accuracy, starts=starts, **last
+    )
     return found and (nodes, *found)
 
 
