@@ -42,6 +42,7 @@ from .gaussian import (
     triangular_inverse,
     weighted_gram,
 )
+from .hyper import log_weights_without
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
 
@@ -195,7 +196,9 @@ def temper_of(
     probabilities is within two standard errors of that at the mode; those of the rows (n,) there
     are interpolated.
     """
-    log_weight, mean, var = np.log(weight)[:, None], cavities[:, 0], cavities[:, 1]
+    mean, var = cavities[:, 0], cavities[:, 1]
+    own = np.array([factor.tilted(y, *of).log_z for of in zip(mean, var, strict=True)])
+    log_weight = log_weights_without(weight, own, copies)
     log_p = np.empty((len(_LOG_TEMPERS), len(y)))
     for k, temper in enumerate(np.exp(_LOG_TEMPERS)):
         nodes = zip(*tempered_nodes(weight, mean, var, temper), strict=True)

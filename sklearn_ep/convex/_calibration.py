@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import learned_curvature
+from .._engine.hyper import log_weights_without
 from .._engine.quadrature import logistic_moments
 
 
@@ -190,8 +191,8 @@ def rows_left_out(sign, weight, node_weight, nodes):
     mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]
-    log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var, rough=True)[0]
-    log_share = log_share - np.logaddexp.reduce(log_share, axis=0)
+    log_own = logistic_moments(mean, var, rough=True)[0]
+    log_share = log_weights_without(node_weight, log_own, weight[proper])
     centre = np.sum(np.exp(log_share) * mean, axis=0)
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 

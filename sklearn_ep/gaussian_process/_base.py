@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
-from scipy.special import logit
+from scipy.special import logit, logsumexp
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import MOST_WEIGHTS, ClassSites, class_log_weights, temper_of
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import log_mixture
+from .._engine.hyper import log_weights_without
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
@@ -534,9 +534,19 @@ def left_out_signs(factor, result):
     return {"loo_log_plus": plus, "loo_log_minus": minus}
 
 
-def mixed_logs(weight, parts):
-    """Return the mixtures of the logs in dicts of arrays (n,), with weight (M,)."""
-    return {name: log_mixture(weight, np.array([p[name] for p in parts])) for name in parts[0]}
+def mixed_logs(weight, parts, rows):
+    """Return mixtures of the logs (n,) that M nodes of weight (M,) say of rows left out.
+
+    `rows` are the labels of the problem and the copies of rows.
+    """
+    y, copies = rows
+    own = [p["loo_log"] if "loo_log" in p else _of_label(p, y > 0) for p in parts]
+    log_weight = log_weights_without(weight, np.array(own), copies)
+    return {name: logsumexp(log_weight + [p[name] for p in parts], axis=0) for name in parts[0]}
+
+
+def _of_label(logs, positive):
+    return np.where(positive, logs["loo_log_plus"], logs["loo_log_minus"])
 
 
 def left_out_labels(result):

@@ -99,7 +99,7 @@ def fit_dense(plan, y, monitor, k):
     watch = watch_of_sweeps(trace, end, kernel, ends)
     result = plan.converged(kernel, y, x, most, watch)
     if average is not None:
-        return _mixed_fit(plan, average, trace, end, result)
+        return _mixed_fit(plan, y, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
     return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
 
@@ -115,7 +115,7 @@ def tempered_fit(plan, fit):
     return tempered(fit, plan.model.factor, rows, weight, own.pop("cavities"))
 
 
-def _mixed_fit(plan, average, trace, end, result):
+def _mixed_fit(plan, y, average, trace, end, result):
     """Return the `BinaryFit` of an `Average`; the result is of its heaviest node, refined."""
     own, heaviest = [n.payload for n in average.nodes], int(np.argmax(average.weight))
     refined = dict(result=result, state=result.evaluation.payload[0])
@@ -123,7 +123,7 @@ def _mixed_fit(plan, average, trace, end, result):
     posteriors = [plan.posterior((n.kernel, n.state)) for n in own]
     told = [plan.model.left_out(n.result) for n in own]
     cavities = [each.pop("cavities") for each in told if "cavities" in each]
-    mixed = mixed_logs(average.weight, told)
+    mixed = mixed_logs(average.weight, told, (y, plan.weight))
     mixed |= dict(cavities=np.concatenate(cavities)) if cavities else {}
     more = attributes_of_nodes(average, [n.theta for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])

@@ -3,6 +3,7 @@
 from .mixture import NormalPrior as NormalPrior
 from .mixture import draw_mixture as draw_mixture
 from .mixture import log_mixture as log_mixture
+from .mixture import log_weights_without as log_weights_without
 from .mixture import mixture_covariance as mixture_covariance
 from .mixture import mixture_moments as mixture_moments
 from .mixture import mixture_quantiles as mixture_quantiles

@@ -63,6 +63,17 @@ def log_mixture(weight: np.ndarray, log_p: np.ndarray) -> np.ndarray:
     return logsumexp(log_weight + log_p, axis=0)
 
 
+def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
+    """Return log weights (M, n) of nodes with weight (M,) when one copy of each row is left out.
+
+    A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
+    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). Of less
+    than one of the copies (n,) that is the power.
+    """
+    log_weight = np.log(weight)[:, None] - np.minimum(copies, 1.0) * log_own
+    return log_weight - logsumexp(log_weight, axis=0)
+
+
 def mixture_quantiles(
     weight: np.ndarray, mean: np.ndarray, sd: np.ndarray, levels: Any
 ) -> np.ndarray:

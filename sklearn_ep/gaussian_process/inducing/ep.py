@@ -494,6 +494,11 @@ def leave_one_out_part(part, sites, model, classes):
     return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
+def copies_of_part(part, sites, model, classes):
+    """Return the copies (n,) of the rows of a partition."""
+    return dense_copies(read_rows(part, classes)[2])
+
+
 def add_sums(results):
     """Add `RowSums` over partitions, in their order; per-row results are left out."""
     total = add_up([r._replace(sites=None, var=None, memory=None) for r in results])

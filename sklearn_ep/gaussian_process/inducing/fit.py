@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.hyper import (
@@ -18,7 +19,7 @@ from ..._engine.hyper import (
     average_of,
     curvature_at,
     integrate,
-    log_mixture,
+    log_weights_without,
     sample_about,
     search_mode,
 )
@@ -57,7 +58,7 @@ from .._hyperparameters import (
 from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
 from .classes import JointLabels, cavities_of_part
-from .ep import BinaryProblems, InducingEP, PassState
+from .ep import BinaryProblems, InducingEP, PassState, copies_of_part
 from .learning import (
     LEARNING,
     STEP_RULES,
@@ -455,9 +456,11 @@ def _mixed_nodes(plan, ep, average, run):
     heaviest, weight = int(np.argmax(average.weight)), average.weight
     own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
     theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
-    loo = [ep.leave_one_out(n.model, n.state.sites) for n in own]
+    loo = np.array([ep.leave_one_out(n.model, n.state.sites) for n in own])
+    copies = ep.run(copies_of_part, run.state.sites, run.model, ep.classes)
+    log_weight = log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
     mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]
-    loo_proba = np.exp(log_mixture(weight, np.array(loo)))
+    loo_proba = np.exp(logsumexp(log_weight + loo, axis=0))
     return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

@@ -280,7 +280,8 @@ def _parts(problem, pairs, weight):
     each = [plan.labels.left_out(s, problem.y, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    return posteriors, weight, mixed_logs(weight, told) | dict(wrong_proba=weight @ wrong)
+    logs = mixed_logs(weight, told, (problem.y, plan.weight))
+    return posteriors, weight, logs | dict(wrong_proba=weight @ wrong)
 
 
 def attributes_of_setting(setting, relaxation, path):
