@@ -10,7 +10,13 @@ from numpy.typing import ArrayLike
 from scipy.special import logit, logsumexp
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    CompoundKernel,
+    ConstantKernel,
+    DotProduct,
+    Kernel,
+)
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -120,11 +126,12 @@ def check_input_gradient(kernel):
         )
 
 
-def smooth_kernel(total_variance, coder=None, intercept=0.0):
+def smooth_kernel(total_variance, coder=None, intercept=0.0, linear=False):
     """Return ConstantKernel(1) * RBF(l) with l three times the root of the total variance.
 
     The indicators of a `CategoryCoder` have lengths by category. The variance of an intercept is in
-    units of that of the function.
+    units of that of the function. `linear` adds ConstantKernel(v) * DotProduct(l / 3) for centred
+    columns: linear functions with an intercept, of variance one each at the start.
 
     The total variance of the columns measures distances without drawing pairs (l / 3 is about the
     median distance over sqrt(2)) and does not change when weights are written out as repeated rows.
@@ -134,16 +141,22 @@ def smooth_kernel(total_variance, coder=None, intercept=0.0):
     scale = 3.0 * float(np.sqrt(total_variance)) or 1.0
     bounds = (1e-2 * scale, 1e3 * scale)
     rbf = RBF(scale, bounds)
-    if coder is not None or intercept:
+    if coder is not None or intercept or linear:  # whose distances are products
         rbf = GroupedRBF(scale, bounds, getattr(coder, "groups_", None), intercept)
-    return ConstantKernel(1.0, (1e-3, 1e3)) * rbf
+    smooth = ConstantKernel(1.0, (1e-3, 1e3)) * rbf
+    if not linear:
+        return smooth
+    total = (scale / 3.0) ** 2
+    variance = ConstantKernel(1.0 / total, (1e-5 / total, 1e5 / total))
+    return smooth + variance * DotProduct(scale / 3.0, "fixed")
 
 
 def initial_kernel(estimator, total_variance):
     """Return the kernel that was given, or the default one."""
-    if estimator.kernel is None:
-        return smooth_kernel(total_variance, estimator._coder, estimator._intercept)
-    return clone(estimator.kernel)
+    if estimator.kernel is not None:
+        return clone(estimator.kernel)
+    given = estimator._coder, estimator._intercept, estimator._linear
+    return smooth_kernel(total_variance, *given)
 
 
 def factor_of(estimator):
@@ -569,6 +582,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     site_shift_: Any
     _coder: Any = None
     _intercept = 0.0  # prior variance of an intercept in the default kernel
+    _linear = False  # whether the default kernel has a term of linear functions
 
     def _check_gp_parameters(self):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):

@@ -447,7 +447,8 @@ def _search(estimator, kernel, space, rng):
     """Return the `KernelSearch`, with ever shorter lengths for one that ends flat."""
     optimizer = estimator.optimizer if callable(estimator.optimizer) else None
     shorter = None
-    if isinstance(space, KernelScales) or (estimator.kernel is None and optimizer is None):
+    default = estimator.kernel is None and optimizer is None and n_length_scales(kernel) > 0
+    if isinstance(space, KernelScales) or default:
         shorter = np.tile(kernel.theta, (4, 1))
         places = KernelScales.at(kernel, kernel.theta).lengths
         shorter[:, places] -= np.log([3.0, 9.0, 27.0, 81.0])[:, None]

@@ -94,8 +94,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         `EPGaussianProcessClassifier`, `ConvexVariationalLogistic`, and a forest of randomised trees
         with out-of-bag probabilities. Up to 500 columns there are two more: an additive model,
         which is the linear one of cubic splines of the columns, and boosted trees, three ensembles
-        that lack a third of the rows each. The Gaussian process has an intercept here. On most data
-        one of the five is near the best. Where X is sparse it is the linear model alone, and where
+        that lack a third of the rows each. The Gaussian process has an intercept here, and a linear
+        term beyond 500 columns of fewer than 500 rows. On most data one of the five is near the
+        best. Where X is sparse it is the linear model alone, and where
         it is a frame of categories there is no additive one.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without

@@ -72,6 +72,19 @@ class ProcessWithIntercept(EPGaussianProcessClassifier):
     _intercept = 1.0
 
 
+class ProcessWithSlopes(EPGaussianProcessClassifier):
+    """The default Gaussian process plus linear functions of centred columns, with an intercept.
+
+    For fewer rows than columns, where all columns have one length.
+    """
+
+    # log loss of the stack on seven sets of 43 to 80 rows and 1000 to 6033 columns (three of genes,
+    # four generated; five splits) .0043 +- .0025 lower, on none higher: colon .389 -> .369; that of
+    # the process alone .032 +- .013 lower. Up to 500 columns such a term lowers that of the stack
+    # by .0002 in the mean of 24 sets, and takes .3 to .4 of its time more
+    _linear = True
+
+
 class OwnPipeline(Pipeline):
     """Pipeline of steps of this package, which a saved stack takes apart."""
 
@@ -80,15 +93,19 @@ def default_parts(X, random_state):
     """Return [(name, classifier)]: a Gaussian process, linear and additive models, trees.
 
     Of sparse X the linear model alone. Where there are many columns the additive one and boosting
-    are left out, and of categories alone the additive one, which is the linear one there.
+    are left out, and of categories alone the additive one, which is the linear one there. Of many
+    columns and fewer rows the process has a linear term.
     """
     seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
     linear = ConvexVariationalLogistic(random_state=seed)
     if sp.issparse(X):
         return [("linear", linear)]
-    process = ProcessWithIntercept(random_state=seed)
-    parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
     shape = getattr(X, "shape", None) or np.asarray(X).shape
+    process = ProcessWithIntercept(random_state=seed)
+    if shape[:1] < (_MOST_COLUMNS,) < shape[1:]:
+        centring = StandardScaler(with_std=False)
+        process = _of_numbers(X, centring, ProcessWithSlopes(random_state=seed))
+    parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
     if (len(category_columns(X)),) < shape[-1:] <= (_MOST_COLUMNS,):
         parts.append(("additive", _of_numbers(X, ColumnSplines(), StandardScaler(), linear)))
     drawn = 0 if random_state is None else seed  # else every fit is another one

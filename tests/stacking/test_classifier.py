@@ -186,6 +186,35 @@ def test_an_additive_part_bends_columns(data):
     assert list(found.named_estimators_) == ["gaussian_process", "linear", "forest"]
 
 
+def test_fewer_rows_than_columns_have_a_process_with_a_linear_term(default):
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(260, 6))
+    X = hidden @ rng.normal(size=(6, 600)) + rng.normal(size=(260, 600))
+    y = (hidden[:, 0] - hidden[:, 1] + 0.3 * rng.normal(size=260) > 0).astype(int)
+    count = np.append(2, np.ones(59, int))
+
+    def process_of(X, y, count=None):
+        stack = BayesianStackingClassifier(random_state=0).fit(X, y, count)
+        return stack.named_estimators_["gaussian_process"]
+
+    def log_loss(model):
+        return -np.mean(np.log(model.predict_proba(X[60:])[np.arange(200), y[60:]]))
+
+    found = process_of(X[:60], y[:60], count)
+    alone = EPGaussianProcessClassifier(random_state=0).fit(X[:60], y[:60], count)
+    assert log_loss(found) < log_loss(alone) - 0.02
+    # neither place nor units of the columns matter, and weights are repeated rows
+    expected = found.predict_proba(X[60:])
+    moved = process_of(1e-3 * X[:60] + 5.0, y[:60], count)
+    assert_allclose(moved.predict_proba(1e-3 * X[60:] + 5.0), expected, atol=1e-4)
+    repeated = process_of(np.repeat(X[:60], count, axis=0), np.repeat(y[:60], count))
+    assert_allclose(repeated.predict_proba(X[60:]), expected, atol=2e-3)
+    again = pickle.loads(pickle.dumps(found))
+    assert_allclose(again.predict_proba(X[60:]), expected, rtol=1e-12)
+    kernel = default.named_estimators_["gaussian_process"].kernel_
+    assert "DotProduct" in str(found[-1].kernel_) and "DotProduct" not in str(kernel)
+
+
 def test_splines_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=50), rng.integers(0, 2, 50), rng.integers(0, 4, 50)])
