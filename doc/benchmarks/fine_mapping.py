@@ -7,9 +7,9 @@
 Columns are those of 574 people and 1,001 genetic variants (susieR's N3finemapping); without data
 they are made, each correlated with its neighbours. Effects are 1 to 5, normal, at random columns,
 with .02 to .4 of the variance of y. Peers, where installed: SuSiE (pysusie), abess, and on every
-tenth replicate knockoffs (knockpy); there stability selection with the lasso as well. A set is the
-smallest of at least level .95, and
-"stated" is the mean of what the sets state: what covers so often is calibrated. The own rule of
+tenth replicate knockoffs (knockpy); there stability selection with the lasso as well. A set of
+level .95 is the smallest that holds an effect with this probability, given one near, and "stated"
+is the mean of what sets state: what covers so often is calibrated. The own rule of
 the spike and slab for sets is an expected share of false ones of .1, that of SuSiE the level. At
 this level the methods have different shares of false sets; so "power of sets at .1 false" is that
 of the most sets, in order of what they state, of which a tenth has no effect; of SuSiE's levels,
