@@ -229,9 +229,9 @@ def test_chains_that_do_not_agree_are_told():
 
 @pytest.mark.slow
 def test_chains_that_do_not_agree_go_on(monkeypatch):
-    """Each round has the least work of a step times 200."""
+    """Each round has the least work of a step times 100."""
     law = law_of(*correlated("chain of both signs", 14))
-    lengths = _chains._LENGTHS._replace(error=0.0, work=200 * 5 * 4e4, patience=3)
+    lengths = _chains._LENGTHS._replace(error=0.0, work=100 * 5 * 4e4, patience=3)
     for agreed, rounds in ((1.0, 6), (0.0, 16)):
         told: list = []
         monkeypatch.setattr(_chains, "_LENGTHS", lengths._replace(agreed=agreed))
