@@ -520,15 +520,15 @@ class SpikeSlabRegressor(
         Parameters
         ----------
         level : float, default=0.95
-            Probability in (0, 1) that a set holds a feature with an effect.
+            Probability in (0, 1) of an effect near the most probable feature of a set, and of the
+            set to hold one given that.
         purity : float, default=0.5
             Least absolute correlation, in [0, 1], of any two members.
         fdr : float or None, default=None
             Share in (0, 1) of sets without an effect that may be expected. The other features then
-            make sets that hold an effect with less than `level`, but more probably than not: a
-            share `level` of the probability that there is one among correlated features. Of all
-            sets the most probable ones are taken, as many as keep the mean of 1 - `probability` at
-            most there.
+            make sets where an effect is near with less than `level`, but more probably than not. Of
+            all sets the most probable ones are taken, as many as keep the mean of 1 - `probability`
+            at most there.
 
         Returns
         -------
@@ -545,10 +545,12 @@ class SpikeSlabRegressor(
 
         Notes
         -----
-        After the sets of Wang et al. (2020), whose effects have one set each; here a set is built
-        from draws of the model, so that its probability is that of the posterior. Where a fit is by
-        EP there are 1,000 draws of its own seed, as costly as ``sample_posterior(1000,
-        exact_zeros=True)``.
+        After the sets of Wang et al. (2020), whose effects have one set each. As there the level is
+        that of a set given an effect: a set holds a share `level` of the probability that any of
+        the features correlated with its most probable one is in. `probability` is that of an effect
+        in the set, and may be a little below `level`. It is that of the posterior, as sets are
+        built from draws of the model. Where a fit is by EP there are 1,000 draws of its own seed,
+        as costly as ``sample_posterior(1000, exact_zeros=True)``.
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")

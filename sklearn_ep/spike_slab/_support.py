@@ -119,7 +119,8 @@ class CredibleSets(Printed):
     Attributes
     ----------
     level : float
-        Least probability of a set.
+        Least probability of an effect near the lead of a set, its most probable column, and of the
+        set to hold one given that.
     purity : float
         Least absolute correlation within a set.
     members : list of ndarray
@@ -190,9 +191,10 @@ def find_sets(candidates, inclusion, names, level, purity, fdr=None):
 
     `candidates` are columns (u,), which of them are in what model, bool (S, u), weights (S,) of the
     models, and absolute correlations (u, u). A set begins with the most probable column that is in
-    none yet. It takes, of the columns correlated with all its members, the one that is in most of
-    the models that have no member yet, until enough models have one. O(S u) a member. With `fdr`
-    the other columns make less probable sets, and the most probable ones of all stay.
+    none yet, where enough models have a column correlated with it. It takes, of the columns
+    correlated with all its members, the one that is in most of the models that have no member yet,
+    until of those models enough have one. O(S u) a member. With `fdr` the other columns make less
+    probable sets, and the most probable ones of all stay.
     """
     columns, on, weight, correlation = candidates
     leads = np.argsort(-inclusion[columns], kind="stable")
@@ -209,33 +211,33 @@ def find_sets(candidates, inclusion, names, level, purity, fdr=None):
 
 
 def _every_set(leads, law, level, purity, fdr):
-    """Return members and probability of each set, with `fdr` of those below the level as well."""
+    """Return members and probability of each set, with `fdr` of less probable ones as well."""
     free, found = np.ones(len(leads), dtype=bool), list[Any]()
     for least in [level] if fdr is None else [level, min(0.5, 1.0 - fdr)]:
         for lead in leads:
             members, probability = _grown(lead, free, law, level, least, purity)
-            if probability >= least:
+            if members:
                 free[members] = False
                 found.append((members, probability))
     return found
 
 
 def _grown(lead, free, law, level, least, purity):
-    """Return the places of the members of a set and its probability, 0 where less than the least.
+    """Return the places of the members of a set and its probability; none where there is no set.
 
-    One of less than the level has that share of what is to be had near its lead.
+    Where purity ends a set before the level, it has to be as probable as the least.
     """
     on, weight, correlation, share = law
-    members, allowed = [lead], free & (correlation[lead] >= purity)
+    allowed = free & (correlation[lead] >= purity)
     allowed[lead] = True
     if not free[lead] or share[allowed].sum() < least:
-        return members, 0.0
-    largest = on[:, allowed].any(axis=1) @ weight
-    if largest < least:
-        return members, 0.0
-    aim, left = level if least == level else level * largest, weight * ~on[:, lead]
+        return [], 0.0
+    near = on[:, allowed].any(axis=1) @ weight
+    if near < least:
+        return [], 0.0
+    members, left = [lead], weight * ~on[:, lead]
     allowed[lead] = False
-    while left.sum() > 1.0 - aim and allowed.any():
+    while left.sum() > 1.0 - level * near and allowed.any():
         places = np.flatnonzero(allowed)
         gain = left @ on[:, places]
         new = places[np.argmax(gain)]
@@ -245,7 +247,8 @@ def _grown(lead, free, law, level, least, purity):
         left = left * ~on[:, new]
         allowed &= correlation[new] >= purity
         allowed[new] = False
-    return members, float(1.0 - left.sum())
+    probability = float(1.0 - left.sum())
+    return (members, probability) if probability >= min(level * near, least) else ([], 0.0)
 
 
 def expected_false(inclusion, share):

@@ -229,9 +229,9 @@ def test_chains_that_do_not_agree_are_told():
 
 @pytest.mark.slow
 def test_chains_that_do_not_agree_go_on(monkeypatch):
-    """Each round has the least work of a step times 200."""
+    """Each round has the least work of a step times 100."""
     law = law_of(*correlated("chain of both signs", 14))
-    lengths = _chains._LENGTHS._replace(error=0.0, work=200 * 5 * 4e4, patience=3)
+    lengths = _chains._LENGTHS._replace(error=0.0, work=100 * 5 * 4e4, patience=3)
     for agreed, rounds in ((1.0, 6), (0.0, 16)):
         told: list = []
         monkeypatch.setattr(_chains, "_LENGTHS", lengths._replace(agreed=agreed))
@@ -404,6 +404,24 @@ def test_sets_of_a_fit_by_ep_and_of_noise():
     assert [m.tolist() for m in reg.credible_sets()] == [[0]]
     none = reg.fit(X, rng.normal(size=80)).credible_sets()
     assert len(none) == 0 and none.columns["set"].size == 0 and "0 credible" in str(none)
+
+
+def test_the_level_of_a_set_is_that_given_an_effect_near():
+    stated = []
+    for seed in range(4):
+        X, _ = correlated("chain of both signs", 8, n=60, seed=seed)
+        y = 0.3 * X[:, 3] + np.sqrt(0.5) * np.random.default_rng(seed).normal(size=60)
+        reg = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y)
+        sets = reg.credible_sets(level=0.8)
+        on = reg.sample_posterior(4000, random_state=0, exact_zeros=True) != 0
+        for lead, *others in list(sets)[:1]:
+            near = np.abs(np.corrcoef(X.T)[lead]) >= 0.5
+            some, less, all_of_it = (
+                on[:, k].any(axis=1).mean() for k in (near, [lead, *others[:-1]], [lead, *others])
+            )
+            assert some > 0.78 and less < 0.82 * some and all_of_it > 0.78 * some
+        stated += sets.probability.tolist()
+    assert 0.64 <= min(stated) < 0.8
 
 
 def test_sets_cover_as_often_as_they_say():
