@@ -96,8 +96,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         which is the linear one of cubic splines of the columns, and boosted trees, three ensembles
         that lack a third of the rows each. The Gaussian process has an intercept here, and a linear
         term beyond 500 columns of fewer than 500 rows. On most data one of the five is near the
-        best. Where X is sparse it is the linear model alone, and where
-        it is a frame of categories there is no additive one.
+        best. Where X is sparse it is the linear model alone, and where it is a frame of categories
+        there is no additive one.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
         `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs
@@ -149,9 +149,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     -----
     Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
-    hyperparameters. The weights of the default parts allow for that: for each column and each class
-    but one 1/4 is taken from the sum of log probabilities of the Gaussian process, and 1/10 from
-    that of the additive model.
+    hyperparameters. The weights of the default parts allow for that: for each column 1/4 is taken
+    from the sum of log probabilities of the Gaussian process, and 1/10 from that of the additive
+    model. Of more than two classes it is twice as much.
 
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
     boosted tree sees two thirds. The rest of the rows tell what trees say of rows that they lack.
