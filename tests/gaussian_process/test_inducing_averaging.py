@@ -76,6 +76,28 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     assert few.fit(X, y).hyperparameters_used_ == "mode"
 
 
+def test_the_average_of_few_rows_depends_on_their_content_alone():
+    X, y = rows(100)
+    order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
+    few = GP(method="sparse", n_inducing=25, random_state=0)
+    first = few.fit(X, y).predict_proba(X)
+    again = clone(few).set_params(warm_start=True).fit(X, y)
+    fits = {
+        "order": clone(few).fit(X[order], y[order]),
+        "partitions": clone(few).fit([(X[:40], y[:40]), (X[40:], y[40:])]),
+        "warm start": again.fit(X, y),
+        "pickle": pickle.loads(pickle.dumps(few)),
+    }
+    for name, fit in fits.items():
+        np.testing.assert_allclose(fit.predict_proba(X), first, atol=1e-3, err_msg=name)
+    repeated = clone(few).fit(np.repeat(X, weight, 0), np.repeat(y, weight)).predict_proba(X)
+    weighed = clone(few).fit(X, y, sample_weight=weight).predict_proba(X)
+    np.testing.assert_allclose(weighed, repeated, atol=1e-3)
+    assert few.log_marginal_likelihood(few.kernel_.theta) <= 0
+    more = few.partial_fit(X[:5], y[:5])
+    assert np.all(np.isfinite(more.predict_proba(X)))
+
+
 def test_intervals_are_wider_than_at_the_mode_and_cover():
     """Functions drawn from the prior of kernels, seen at few rows."""
     inside = {"mode": [], "integrate": []}
