@@ -22,7 +22,7 @@ class ProcessLimits:
     # through inducing points, and up to how many a point, with the kernels of the dense average:
     # of 21 sets with five rows a point the log loss is .007 lower than with the mode, .064 lower
     # to .008 higher, in .9 of the time; with 20 a point .009 lower, but .084 higher on crabs, in
-    # 1.4 of the time; 700 rows take two to three times the time
+    # 1.4 of the time; 700 rows take 1.5 to 3.5 times the time
     averaged_through_points: tuple = (500, 7)
     # columns up to which each gets a length of its own: their curvature takes n^3 flops and n^2
     # numbers each. On ten sets of 130 to 300 columns the log loss is .24 in the mean, and .34 with
