@@ -349,13 +349,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     are in double. Of several classes the passes fit each against the rest, and the sweeps all
     jointly.
 
-    With two classes, up to 500 rows and seven rows a point, and all that learns at its default, a
-    fit through inducing points takes the nodes of the dense average over all rows, which say more
-    of the kernel than the points do. The nodes have the weights of importance sampling: those of
-    the dense average times the ratio of the evidence through the points to the dense one. On 21
-    sets with a fifth of the rows as points the log loss is .007 lower than at the mode of one
-    length, by up to .064 on image segments, and higher by up to .008. With half of the rows it is
-    .006 lower, in two fifths of the time.
+    Two classes with up to 500 rows, at most seven a point, take the nodes of the dense average
+    where all that learns is at its default. There the rows say more of the kernel than the points
+    do. Nodes have the weights of importance sampling: those of the dense average, times the ratio
+    of the evidence through the points to the dense one. On 21 sets with a fifth of the rows as
+    points the log loss is .007 lower than at the mode of one length. It is lower by up to .064, on
+    image segments, and higher by up to .008. With half of the rows as points it is .006 lower, in
+    two fifths of the time.
 
     Through inducing points many lengths overfit the evidence of few rows. Up to 1000 rows, and
     where ``kernel=None`` has a length for each column, learning therefore adds a log prior: a

@@ -653,15 +653,16 @@ at these sizes the full rows say more of the kernel than inducing points do. At 
 stand beside it. Where Adam moves lengths, under their default prior, and points together, heart and
 sonar are above the paper by .030 and .021. Default fits keep points at the centres of k-means, and
 up to 500 rows average over all kernels of the dense average. On sonar this is better with many
-points and worse with few, which have to move: .334 after .352 at 50 % (first twelve splits), .405
-after .343 at 15 % (first five), where the same average through the moved points has .341. The
-paper's recipe, the sign rule and the evidence alone, overfits here: heart has .492, sonar .407 and
-ionosphere .303. The splits and first points of the paper are random and not at hand. Ours are nine
-tenths for training, columns standardised, a length scale for each column and points at random rows,
-250 passes. No noise variance is learned: it would only rescale the kernel. GFITC and SVI are run
-with L-BFGS on the first five splits at 15 and 25 %; rows "less" a peer are paired over these. By
-the mean over these 14 cells ours are .028 below GFITC and .003 above SVI, in a quarter of the CPU
-time of SVI. By the paper's recipe ours are .023 above SVI in the seven cells of 15 %.
+points and worse with few, which have to move. At 50 % they have .334 and these rows .352, over the
+first twelve splits. At 15 % they have .405 and these rows .343, over the first five. The same
+average through the moved points has .341 there. The paper's recipe, the sign rule and the evidence
+alone, overfits here: heart has .492, sonar .407 and ionosphere .303. The splits and first points of
+the paper are random and not at hand. Ours are nine tenths for training, columns standardised, a
+length scale for each column and points at random rows, 250 passes. No noise variance is learned: it
+would only rescale the kernel. GFITC and SVI are run with L-BFGS on the first five splits at 15 and
+25 %; rows "less" a peer are paired over these. By the mean over these 14 cells ours are .028 below
+GFITC and .003 above SVI, in a quarter of the CPU time of SVI. By the paper's recipe ours are .023
+above SVI in the seven cells of 15 %.
 """,
         needs_data=True,
         claims=(
