@@ -70,7 +70,8 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     assert len(few.fit(X, y).hyper_weights_) > 1
     # through few points evidences differ, and so do weights
     assert np.max(np.abs(few.hyper_weights_ - dense.hyper_weights_)) > 0.01
-    for settings in (dict(optimizer="adam"), dict(learn_inducing=True), dict(n_inducing=10)):
+    others = dict(optimizer="adam"), dict(learn_inducing=True), dict(n_inducing=10)
+    for settings in (*others, dict(multi_class="joint")):
         assert clone(few).set_params(**settings).fit(X, y).hyperparameters_used_ == "mode"
     monkeypatch.setattr(LIMITS, "averaged_through_points", (129, 100))
     assert few.fit(X, y).hyperparameters_used_ == "mode"

@@ -205,7 +205,8 @@ def averages_as_dense(estimator, data):
     given, (most, of_a_point) = estimator.inducing_points, LIMITS.averaged_through_points
     m = inducing_count(estimator) if given is None else len(given)
     few = max(data.weight, sum(data.sizes)) <= min(most, of_a_point * m)
-    return default and by_default and by_passes and few and len(data.labels) == 2
+    binary = len(data.labels) == 2 and estimator.multi_class != "joint"
+    return default and by_default and by_passes and few and binary
 
 
 def _has_own_lengths(estimator, data, optimizer, begins):
