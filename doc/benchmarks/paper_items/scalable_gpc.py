@@ -677,7 +677,7 @@ above SVI in the seven cells of 15 %.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .5 CPU seconds, inner ones in .8. Here a fixed point is found
+points are within a nat of the end in .6 CPU seconds, inner ones in .8. Here a fixed point is found
 from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
 still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
 rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
@@ -750,8 +750,8 @@ other work as well.
         "minibatches on flights of 2013",
         figure_4_flights,
         """
-**Reproduces:** an epoch of minibatches, 4.5 CPU seconds, outperforms the linear model, by .056
-nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .015 above it
+**Reproduces:** an epoch of minibatches, 6.1 CPU seconds, outperforms the linear model, by .056
+nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .014 above it
 after the same time.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of
