@@ -1,5 +1,6 @@
 """The items of the papers' experiments: each has words, and each stored result an item."""
 
+import ast
 import importlib
 import json
 import pathlib
@@ -101,6 +102,26 @@ def test_a_digest_is_of_what_an_item_uses(driver, tmp_path, monkeypatch):
         digests.append(Item("Figure", "", module.run, "").digest)
         del sys.modules[f"made_{k}"]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_package_of_an_item_is_the_code_that_it_leads_to(driver, monkeypatch):
+    from paper_items import item
+
+    paper, read = driver.paper_of("spike_slab"), item.tree_of
+    assert item.homes("sklearn_ep", "SpikeSlabRegressor") == ["sklearn_ep.spike_slab._regressor"]
+
+    def digest_with(changed, text):
+        trees = {changed: ast.parse(text)}
+        monkeypatch.setattr(item, "tree_of", lambda name: trees.get(name) or read(name))
+        return item.package_digest.__wrapped__(paper)  # not the one that is kept
+
+    before = item.package_digest(paper)
+    for name in ("sklearn_ep.spike_slab._regressor", "sklearn_ep._engine.loop"):
+        source = ast.unparse(read(name))
+        assert digest_with(name, f'"""Other words."""\n# more\n\n{source}') == before
+        assert digest_with(name, f"{source}\nMORE = 1\n") != before
+    other = "sklearn_ep.gaussian_process._classifier"
+    assert digest_with(other, f"{ast.unparse(read(other))}\nMORE = 1\n") == before
 
 
 def test_repeats_are_kept_by_seed_as_long_as_their_code_is_the_same(driver, tmp_path, monkeypatch):

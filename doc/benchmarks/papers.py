@@ -15,6 +15,7 @@ item leaves the others as they are, and long items keep each repeat in results/p
 
 import argparse
 import dataclasses
+import datetime
 import importlib
 import json
 import os
@@ -45,7 +46,8 @@ def stored(folder, name):
 
 def run_item(item, setting, command):
     """Run one item and return what is stored of it."""
-    start, digest = time.process_time(), item.digest  # of the code before anyone edits it
+    digest, package = item.digest, item.package  # of the code before anyone edits it
+    start, day = time.process_time(), datetime.date.today().isoformat()
     setting = dataclasses.replace(setting, seconds_before=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -56,6 +58,8 @@ def run_item(item, setting, command):
         quick=setting.quick,
         command=command,
         digest=digest,
+        package=package,
+        day=day,
         cores=os.cpu_count(),
         versions=versions(),
     )
@@ -147,7 +151,9 @@ def item_lines(name, item, result):
     if len(result["rows"]) > 12:
         folded = [*raw(f"<details><summary>{len(result['rows'])} rows</summary>"), *folded]
         folded += raw("</details>")
-    made = f"{result['cpu_minutes']:.3g} CPU minutes, version {result['versions']['sklearn-ep']}"
+    made = f"{result['cpu_minutes']:.3g} CPU minutes on {result['day']}, version "
+    made += result["versions"]["sklearn-ep"]
+    made += "" if result["package"] == item.package else ", whose code has changed since"
     return [*lines, *folded, f"*{size}, {made}.* ``{result['command']}``", ""]
 
 
@@ -191,6 +197,9 @@ def write_pages():
         "where none of it does, and otherwise we *cannot tell*, as from a single draw. The bounds",
         "of a claim stand with its item in ``doc/benchmarks/paper_items``. FOLDER holds the data",
         "sets as .npz files.",
+        "",
+        "Below each table stands the day of the run, and whether the code of the package that it",
+        "uses has changed by the day these pages were written, comments and documentation aside.",
         "",
         "What the stored runs took on one thread, two cores being shared with other work:",
         "",

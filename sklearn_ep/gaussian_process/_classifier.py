@@ -33,7 +33,13 @@ from ._base import (
 from ._dense import plan_dense
 from ._dense_fit import fit_dense, tempered_fit
 from ._hyperparameters import wants_average
-from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
+from .inducing.fit import (
+    averages_as_dense,
+    fit_inducing,
+    kernels_of_some_rows,
+    plan_inducing,
+    posteriors_of,
+)
 from .inducing.learning import STEP_RULES
 from .inducing.rows import (
     array_parts,
@@ -207,14 +213,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         to .319 on 200 rows of splice, and from .208 to .146 on 250 of image segments. With six
         classes jointly (300 rows) it falls from .686 to .565. It is "mode" otherwise, where the
         evidence is sharp: with more rows, and of several classes jointly under one length. Through
-        inducing points it is the mode, up to 1000 rows with a prior of the lengths (see Notes).
-        With more rows (of more than eight classes above 2000), where a step rule learns, it gives
-        ``kernel=None`` a length for each of 2 to 500 columns under that prior. With up to eight
-        classes it starts from the average over 800 of the rows. The log loss of 1200 rows falls
-        from .269 to .141 on splice, and from .089 to .060 on image segments. "integrate" averages
-        over the kernel with the points where the mode put them: 90 % intervals at 60 rows cover
-        .92. Averages need a constant times RBF or Matern; a UserWarning names settings that allow
-        the mode only.
+        inducing points it is the mode, up to 1000 rows with a prior of the lengths. For two classes
+        with ``kernel=None``, up to 500 rows and seven rows a point, it is the dense average (see
+        Notes). With more than 1000 rows (of more than eight classes above 2000), where a step rule
+        learns, it gives ``kernel=None`` a length for each of 2 to 500 columns under that prior.
+        With up to eight classes it starts from the average over 800 of the rows. The log loss of
+        1200 rows falls from .269 to .141 on splice, and from .089 to .060 on image segments.
+        "integrate" averages over the kernel with the points where the mode put them: 90 % intervals
+        at 60 rows cover .92. Averages need a constant times RBF or Matern; a UserWarning names
+        settings that allow the mode only.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -342,6 +349,14 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     of the rows that they see. These passes are in single precision; sweeps at the learned kernel
     are in double. Of several classes the passes fit each against the rest, and the sweeps all
     jointly.
+
+    Two classes with up to 500 rows, at most seven a point, take the nodes of the dense average
+    where all that learns is at its default. There the rows say more of the kernel than the points
+    do. Nodes have the weights of importance sampling: those of the dense average, times the ratio
+    of the evidence through the points to the dense one. On 21 sets with a fifth of the rows as
+    points the log loss is .007 lower than at the mode of one length. It is lower by up to .064, on
+    image segments, and higher by up to .008. With half of the rows as points it is .006 lower, in
+    two fifths of the time.
 
     Through inducing points many lengths overfit the evidence of few rows. Up to 1000 rows, and
     where ``kernel=None`` has a length for each column, learning therefore adds a log prior: a
@@ -551,8 +566,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             joint = _takes_joint(self, True, begins)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = None
-            if self._last_fit is None and begins:
-                known = kernel_of_some_rows(self, run, data, monitor, joint)
+            if (self._last_fit is None and begins) or averages_as_dense(self, data):
+                known = kernels_of_some_rows(self, run, data, monitor, joint)
             plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from oracles import oracle
 from scipy.stats import norm
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep.gaussian_process._limits import LIMITS
 
 GP = EPGaussianProcessClassifier
 
@@ -50,6 +52,51 @@ def test_all_rows_as_inducing_points_are_the_dense_average(n):
     np.testing.assert_allclose(sparse.loo_proba_, dense.loo_proba_, atol=0.02)
     assert sparse.log_evidence_ == pytest.approx(dense.log_evidence_, abs=0.1)
     np.testing.assert_allclose(sparse.kernel_.theta, dense.kernel_.theta, atol=0.2)
+
+
+def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
+    """With all rows as inducing points the weights and the answers are the dense ones, too."""
+    X, y = rows(130)
+    X, new = np.c_[X, X[:, ::-1] ** 2], np.random.default_rng(1).normal(size=(50, 4))
+    dense = GP(method="dense").fit(X, y)
+    whole = GP(inducing_points=X, jitter=1e-9).fit(X, y)
+    np.testing.assert_allclose(whole.hyper_theta_, dense.hyper_theta_, atol=1e-4)
+    np.testing.assert_array_equal(whole.hyper_anisotropy_, dense.hyper_anisotropy_)
+    np.testing.assert_allclose(whole.hyper_weights_, dense.hyper_weights_, atol=5e-3)
+    np.testing.assert_allclose(whole.predict_proba(new), dense.predict_proba(new), atol=2e-3)
+    np.testing.assert_allclose(whole.loo_proba_, dense.loo_proba_, atol=2e-3)
+    assert whole.log_evidence_ == pytest.approx(dense.log_evidence_, abs=0.02)
+    few = GP(method="sparse", n_inducing=20, random_state=0)
+    assert len(few.fit(X, y).hyper_weights_) > 1
+    # through few points evidences differ, and so do weights
+    assert np.max(np.abs(few.hyper_weights_ - dense.hyper_weights_)) > 0.01
+    others = dict(optimizer="adam"), dict(learn_inducing=True), dict(n_inducing=10)
+    for settings in (*others, dict(multi_class="joint")):
+        assert clone(few).set_params(**settings).fit(X, y).hyperparameters_used_ == "mode"
+    monkeypatch.setattr(LIMITS, "averaged_through_points", (129, 100))
+    assert few.fit(X, y).hyperparameters_used_ == "mode"
+
+
+def test_the_average_of_few_rows_depends_on_their_content_alone():
+    X, y = rows(100)
+    order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
+    few = GP(method="sparse", n_inducing=25, random_state=0)
+    first = few.fit(X, y).predict_proba(X)
+    again = clone(few).set_params(warm_start=True).fit(X, y)
+    fits = {
+        "order": clone(few).fit(X[order], y[order]),
+        "partitions": clone(few).fit([(X[:40], y[:40]), (X[40:], y[40:])]),
+        "warm start": again.fit(X, y),
+        "pickle": pickle.loads(pickle.dumps(few)),
+    }
+    for name, fit in fits.items():
+        np.testing.assert_allclose(fit.predict_proba(X), first, atol=1e-3, err_msg=name)
+    repeated = clone(few).fit(np.repeat(X, weight, 0), np.repeat(y, weight)).predict_proba(X)
+    weighed = clone(few).fit(X, y, sample_weight=weight).predict_proba(X)
+    np.testing.assert_allclose(weighed, repeated, atol=1e-3)
+    assert few.log_marginal_likelihood(few.kernel_.theta) <= 0
+    more = few.partial_fit(X[:5], y[:5])
+    assert np.all(np.isfinite(more.predict_proba(X)))
 
 
 def test_intervals_are_wider_than_at_the_mode_and_cover():

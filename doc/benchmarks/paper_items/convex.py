@@ -317,7 +317,7 @@ ITEMS = [
         "what inference costs",
         figure_1,
         """
-**Reproduces:** two or three outer steps and five or six Newton steps in all; scikit-learn's search
+**Reproduces:** two or three outer steps and four to six Newton steps in all; scikit-learn's search
 for the posterior mode takes ten on a9a and seven on text. The figure is a scheme of reductions with
 a table of costs; the rows count what it counts.
 

@@ -2,7 +2,9 @@
 
 import ast
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import inspect
 import json
 import pathlib
@@ -13,6 +15,8 @@ from collections.abc import Callable
 import numpy as np
 from common import versions
 from scipy.stats import beta, t
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 
 
 @dataclasses.dataclass
@@ -164,6 +168,11 @@ class Item:
         """Digest of the item's function."""
         return digest_of(self.run)
 
+    @property
+    def package(self):
+        """Digest of the code of the package that the paper's items use."""
+        return package_digest(inspect.getmodule(self.run))
+
 
 def digest_of(function):
     """Return the digest of a function and of all that it uses of its module, but for layout."""
@@ -176,6 +185,64 @@ def digest_of(function):
             used[name] = "".join(ast.get_source_segment(source, parts[name]).split())
             todo += [n.id for n in ast.walk(parts[name]) if isinstance(n, ast.Name)]
     return hashlib.sha256("\n".join(map(used.get, sorted(used))).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def package_digest(module):
+    """Return the digest of all code of the package that a module leads to, but for its words.
+
+    Neither comments, docstrings and layout count, nor what other estimators are made of.
+    """
+    todo, used = [module.__name__], {}
+    while todo:
+        name = todo.pop()
+        if name not in used:
+            tree = tree_of(name)
+            todo += {home for base, asked in imports_of(name, tree) for home in homes(base, asked)}
+            used[name] = without_words(tree) if name.startswith("sklearn_ep") else ""
+    return hashlib.sha256("\n".join(map(used.get, sorted(used))).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def tree_of(name):
+    """Return the syntax tree of a module."""
+    return ast.parse(pathlib.Path(importlib.util.find_spec(name).origin).read_text())
+
+
+def imports_of(name, tree):
+    """Return (module, name) of all that a module imports from the package or from our scripts."""
+    spec, found = importlib.util.find_spec(name), []
+    package = name if spec.submodule_search_locations else spec.parent
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)):
+        base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        if base.split(".")[0] in ("sklearn_ep", "paper_items") or (SCRIPTS / f"{base}.py").exists():
+            found += [(base, alias.name) for alias in node.names]
+    return found
+
+
+def homes(base, name):
+    """Return the modules in which a name is made that a module has, maybe from others."""
+    package = importlib.util.find_spec(base).submodule_search_locations
+    if not package:
+        return [base]
+    if any((pathlib.Path(package[0]) / part).exists() for part in (name, f"{name}.py")):
+        return [f"{base}.{name}"]
+    passed_on = {other for other, asked in imports_of(base, tree_of(base)) if asked == name}
+    return [home for other in passed_on for home in homes(other, name)]
+
+
+def without_words(tree):
+    """Return the code of a syntax tree without docstrings and layout."""
+    for node in ast.walk(tree):
+        if isinstance(getattr(node, "body", None), list):
+            node.body = [n for n in node.body if not is_text(n)] or [ast.Pass()]
+    return "".join(ast.unparse(tree).split())
+
+
+def is_text(node):
+    """Return whether a statement is nothing but a text."""
+    value = getattr(node, "value", None)
+    return isinstance(node, ast.Expr) and isinstance(getattr(value, "value", None), str)
 
 
 def names_of(node):

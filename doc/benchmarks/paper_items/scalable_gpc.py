@@ -651,7 +651,11 @@ its spread over twenty splits taken for a standard deviation, are .020, .029 and
 rows learn the points only, under the kernel of largest weight in the default average over all rows:
 at these sizes the full rows say more of the kernel than inducing points do. At 15 % two other ways
 stand beside it. Where Adam moves lengths, under their default prior, and points together, heart and
-sonar are above the paper by .030 and .021. The paper's recipe, the sign rule and the evidence
+sonar are above the paper by .030 and .021. Default fits keep points at the centres of k-means, and
+up to 500 rows average over all kernels of the dense average. On sonar this is better with many
+points and worse with few, which have to move. At 50 % they have .334 and these rows .352, over the
+first twelve splits. At 15 % they have .405 and these rows .343, over the first five. The same
+average through the moved points has .341 there. The paper's recipe, the sign rule and the evidence
 alone, overfits here: heart has .492, sonar .407 and ionosphere .303. The splits and first points of
 the paper are random and not at hand. Ours are nine tenths for training, columns standardised, a
 length scale for each column and points at random rows, 250 passes. No noise variance is learned: it
@@ -673,7 +677,7 @@ above SVI in the seven cells of 15 %.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .5 CPU seconds, inner ones in .8. Here a fixed point is found
+points are within a nat of the end in .6 CPU seconds, inner ones in .8. Here a fixed point is found
 from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
 still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
 rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
@@ -746,8 +750,8 @@ other work as well.
         "minibatches on flights of 2013",
         figure_4_flights,
         """
-**Reproduces:** an epoch of minibatches, 4.5 CPU seconds, outperforms the linear model, by .056
-nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .015 above it
+**Reproduces:** an epoch of minibatches, 6.1 CPU seconds, outperforms the linear model, by .056
+nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .014 above it
 after the same time.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of

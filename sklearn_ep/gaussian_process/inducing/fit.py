@@ -6,7 +6,7 @@ stay where the mode put them while the kernel is averaged over.
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -15,6 +15,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from ..._engine.hyper import (
     KEPT,
     TO_THE_MODE,
+    Node,
     Nodes,
     average_of,
     curvature_at,
@@ -76,6 +77,19 @@ from .rows import (
 from .values import AveragedInducing
 
 
+class KernelNodes(NamedTuple):
+    """What a dense fit to some of the rows tells of the kernel: the heaviest, of all also others.
+
+    `average` is over nodes with kernel parameters `theta` (M, p) and spreads `anisotropy` (M,) of
+    the log lengths; None where the kernel is one to begin with.
+    """
+
+    kernel: Kernel
+    average: Any = None
+    theta: np.ndarray = np.empty(0)
+    anisotropy: np.ndarray = np.empty(0)
+
+
 @dataclass
 class InducingPlan:
     """All of a fit through inducing points that is decided before it starts.
@@ -85,8 +99,9 @@ class InducingPlan:
     `passing` are those of the passes that learn.
     `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
-    variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`, `kind` is
-    the float type of the passes of learning, `tempered` says whether rows left out choose a temper.
+    variance and length, None for the mode; `nodes` are those of a dense average, which are averaged
+    over instead. `sweeps` are keywords of `InducingEP.solve`, `kind` is the float type of the
+    passes of learning, `tempered` says whether rows left out choose a temper.
     """
 
     data: PartitionedRows
@@ -103,6 +118,7 @@ class InducingPlan:
     learning_rate: float
     flat: bool
     averaging: Any
+    nodes: KernelNodes | None
     sweeps: dict[str, Any]
     max_iter: int
     jitter: float
@@ -157,10 +173,10 @@ def checked_optimizer(estimator, factor):
     return estimator.optimizer
 
 
-def kernel_of_some_rows(estimator, run, data, monitor, joint):
-    """Return the kernel that weighs most in an average over some of the rows.
+def kernels_of_some_rows(estimator, run, data, monitor, joint):
+    """Return the `KernelNodes` of the dense fit to some of the rows, or to all where they are few.
 
-    None where a class has none of these.
+    Of some it is the kernel that weighs most in the average; None where a class has none of these.
     """
     X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
     if len(np.unique(y)) < len(data.labels):
@@ -172,8 +188,26 @@ def kernel_of_some_rows(estimator, run, data, monitor, joint):
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
     if "average" not in own:
-        return own["kernel"]
-    return with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
+        return KernelNodes(own["kernel"])
+    heaviest = with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
+    if not averages_as_dense(estimator, data):
+        return KernelNodes(heaviest)
+    return KernelNodes(heaviest, own["average"], own["theta"], own["anisotropy"])
+
+
+def averages_as_dense(estimator, data):
+    """Return whether a fit takes the kernels of the dense average over all rows, which are few.
+
+    Fewer points than that ask for kernels of their own, and passes through them cost less.
+    """
+    default = estimator.kernel is None and estimator.hyperparameters == "auto"
+    by_default = estimator.optimizer == "auto" and estimator.learn_inducing == "auto"
+    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
+    given, (most, of_a_point) = estimator.inducing_points, LIMITS.averaged_through_points
+    m = inducing_count(estimator) if given is None else len(given)
+    few = max(data.weight, sum(data.sizes)) <= min(most, of_a_point * m)
+    binary = len(data.labels) == 2 and estimator.multi_class != "joint"
+    return default and by_default and by_passes and few and binary
 
 
 def _has_own_lengths(estimator, data, optimizer, begins):
@@ -207,19 +241,20 @@ def labels_of(estimator, joint, copies=None):
 def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
 
-    `joint` says whether all classes share a posterior; `known` is the kernel of some of the rows,
-    None where it is not known.
+    `joint` says whether all classes share a posterior; `known` are the `KernelNodes` of some of the
+    rows, None where they are not known. With an average they are those of the fit.
     """
     averaged = estimator.site_memory == "average"
     labels = labels_of(estimator, joint, data.weight if averaged else None)
-    begun, n_rows = known is not None, sum(data.sizes)
+    nodes = known if known is not None and known.average is not None else None
+    begun, n_rows = known is not nodes, sum(data.sizes)
     begins = begins_with_some_rows(estimator, n_rows)
-    kernel = known if begun else initial_kernel(estimator, float(data.var.sum()))
+    kernel = known.kernel if known else initial_kernel(estimator, float(data.var.sum()))
     lengths = column_lengths(kernel, len(data.var))
     m = inducing_count(estimator, n_rows if begins else None)
     Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
     check_kernel(kernel, kernel(Z, Z))
-    optimizer = checked_optimizer(estimator, labels.factor)
+    optimizer = None if nodes else checked_optimizer(estimator, labels.factor)
     own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
     if own_lengths and not begun:
         kernel = with_own_lengths(kernel, len(data.var))
@@ -241,6 +276,7 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         flat=estimator.hyperparameters == "mode"
         or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
         averaging=_averaging(estimator, kernel, data, joint),
+        nodes=nodes,
         sweeps=sweeps_of(estimator),
         max_iter=estimator.max_iter,
         jitter=estimator.jitter,
@@ -334,6 +370,8 @@ def fit_inducing(plan, run, monitor):
         state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, monitor)
+    elif plan.nodes is not None:
+        average = average_at_nodes(plan, ep, state, monitor)
     if average is not None:
         heaviest = average.heaviest.payload.state
         state = ep.moved(heaviest, heaviest.prior)
@@ -448,6 +486,32 @@ def average_over_kernel(plan, ep, state, monitor):
         return integrate(evaluate, mode, space.bounds, 1, monitor)
     curvature, _ = curvature_at(evaluate, mode, space.bounds)
     return sample_about(partial(evaluate, slopes=False), mode, space.bounds, curvature, 1, monitor)
+
+
+def average_at_nodes(plan, ep, state, monitor):
+    """Return the `Average` over the nodes of a dense one, None where EP has no fixed point at any.
+
+    They have the weights of importance sampling: those of the dense average, times how far the
+    evidence through the points is above the dense one.
+    """
+    problem = plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40)
+    _, dense, theta, spread = plan.nodes
+    nodes: list[Node] = []
+    log_mass = []
+    with monitor.phase("integration over hyperparameters") as told:
+        for own, s, weight, whole in zip(theta, spread, dense.weight, dense.nodes, strict=True):
+            space = KernelScales.at(plan.kernel, own, None, s)
+            near = nodes[-1] if nodes else None
+            node = Nodes(problem, space).evaluate(space.phi(own), near, slopes=False)
+            if node is None:
+                continue
+            nodes.append(node._replace(log_prior=whole.log_prior))
+            log_mass.append(np.log(weight) + node.log_evidence - whole.log_evidence)
+            if told({"log_density": node.objective}):
+                break
+    if not nodes:
+        return None
+    return average_of(nodes, np.array(log_mass) + dense.log_evidence)
 
 
 def _mixed_nodes(plan, ep, average, run):

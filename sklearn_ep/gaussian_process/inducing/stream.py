@@ -22,7 +22,7 @@ from .._base import (
 from .._kernels import column_lengths
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
-from .fit import InducingRun, checked_optimizer, gp_fit, kernel_of_some_rows, labels_of
+from .fit import InducingRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
 from .rows import (
     Units,
@@ -233,7 +233,8 @@ def _kernel_of(estimator, rows):
     if rows is None or not takes_some_rows(estimator, len(rows.arrays[1])):
         return None
     with PartMap([CheckedRows(*rows.arrays)]) as run:
-        return kernel_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)
+        known = kernels_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)
+    return known and known.kernel
 
 
 def stream_of_fit(plan, run):
