@@ -30,13 +30,13 @@ PARTS = {
             "thirteen models. Bootstrapped over the sets the rank is between 1.9 and 2.7. The "
             "Gaussian process alone has 4.6, CatBoost 6.3. The stack is level with the best peer "
             "on 23 of 26 sets. Support vectors lead on breast cancer of Ljubljana (.525 against "
-            ".543) and on ionosphere (.165 against .182), logistic regression on iris (.075 "
-            "against .099). CatBoost leads on australian within two standard errors (.312 against "
-            ".319). Two sets of genes have 43 and 71 training rows, and so few test rows that "
+            ".543) and on ionosphere (.165 against .183), logistic regression on iris (.075 "
+            "against .101). CatBoost leads on australian within two standard errors (.312 against "
+            ".317). Two sets of genes have 43 and 71 training rows, and so few test rows that "
             "level means little: on colon logistic regression has .353 and the stack .369, on "
-            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .98 "
+            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .76 "
             "CPU seconds in the mean, 2.5 times the Gaussian process alone, one of LightGBM .06, "
-            "of tuned boosting 1.3, of CatBoost 3.0.",
+            "of tuned boosting 1.3, of CatBoost 3.0; times of peers are of earlier, busier runs.",
         ),
         Section(
             "calibration",
