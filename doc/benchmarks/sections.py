@@ -145,8 +145,8 @@ PARTS = {
             "effects with .028 false. SuSiE's of level .95 find .388 with .034 false. Where a "
             "tenth of the sets is false they find .482, SuSiE's .388. By single columns it is "
             ".153, SuSiE's .142. Knockoffs at a rate of .1 find nothing on five replicates: they "
-            "need ten discoveries. On two cores with five other jobs a default fit takes 2.3 CPU "
-            "seconds in the median, and 13 at most; on a less busy machine it was 2.0 and 9.2. "
+            "need ten discoveries. Beside one other job a default fit takes 2.1 CPU seconds in the "
+            "median, and 12 at most. "
             "Rows of SuSiE, with .29 seconds, of abess and of the lasso are of an earlier run. "
             "With many small effects the prior misses more than one with a wider number of "
             "effects does, see the guide.",
