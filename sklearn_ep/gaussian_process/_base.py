@@ -117,6 +117,11 @@ def third_of_rows(X, y, weight, least, most=np.inf):
     return rows if len(np.unique(y[rows])) == len(np.unique(y)) else None
 
 
+def share_of_copies(weight, rows):
+    """Return the share of all copies, weight (n,), that some of the rows have."""
+    return float(weight[rows].sum() / weight.sum())
+
+
 def check_input_gradient(kernel):
     """Raise a ValueError unless inducing points can be moved along the gradient of the kernel."""
     if not has_input_gradient(kernel):

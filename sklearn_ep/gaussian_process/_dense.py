@@ -266,10 +266,6 @@ class DensePlan:
         """Share of a factor that its site matches, None for several classes jointly."""
         return self.model.rule.exponent if isinstance(self.model, BinaryModel) else None
 
-    def share(self, rows):
-        """Return the share of the copies that some of the rows have."""
-        return float(self.weight[rows].sum() / self.weight.sum())
-
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])

@@ -33,6 +33,7 @@ from ._base import (
     attributes_of_nodes,
     fit_of_sites,
     mixed_logs,
+    share_of_copies,
     tempered,
     watch_of_sweeps,
 )
@@ -192,7 +193,8 @@ def _mode_from(nodes, starts, trace, watch=SILENT):
         return found and (nodes, *found)
     exact, patient = plan.model.exact_gradient, LIMITS.patient / plan.n_copies
     options |= dict(exact_gradient=exact, patient=patient, watch=watch)
-    return search_from_rows(nodes, rows, plan.share(rows), phi, accuracy, **options)
+    share = share_of_copies(plan.weight, rows)
+    return search_from_rows(nodes, rows, share, phi, accuracy, **options)
 
 
 def _average(nodes, mode, monitor):
@@ -378,7 +380,7 @@ def levels(nodes, isotropic, several=True):
     rows = plan.some_rows() if several else None
     if rows is None:
         return _walked(nodes, isotropic, PATH.depth)
-    small, share = nodes.of_rows(rows), plan.share(rows)
+    small, share = nodes.of_rows(rows), share_of_copies(plan.weight, rows)
     near = small.evaluate(isotropic.phi, None, slopes=False)
     if near is None:
         return []

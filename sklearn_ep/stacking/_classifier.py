@@ -253,17 +253,18 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             )
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
         check_classification_targets(y)
-        named = self._checked_parts(X)
         weight = checked_weights(sample_weight, y)
+        seen = weight > 0
+        n_rows = max(weight.sum(), np.count_nonzero(seen))
+        named = self._checked_parts(X, n_rows)
         if self.estimators is None and not sp.issparse(X):
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
         tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
         parts, proba = zip(*Workers(self.n_jobs)(tasks), strict=True)
-        seen = weight > 0
         with np.errstate(divide="ignore"):  # a part may be certain, and wrong
             log_p = np.log(np.array(proba))
-        told, n_rows = log_p[:, seen], max(weight.sum(), np.count_nonzero(seen))
+        told = log_p[:, seen]
         if self.estimators is None and self.cv is None:
             size = parts[0].n_features_in_, len(parts[0].classes_), n_rows
             told = told - optimism(list(dict(named)), *size)
@@ -283,12 +284,12 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             print(self.summary())
         return self
 
-    def _checked_parts(self, X):
-        """Return [(name, part)] after a look at the parameters."""
+    def _checked_parts(self, X, n_rows):
+        """Return [(name, part)] for so many rows, copies counted, after a look at parameters."""
         check_random_state(self.random_state)
         check_number("n_jobs", self.n_jobs, integer=True, optional=True)
         if self.estimators is None:
-            return default_parts(X, self.random_state)
+            return default_parts(X, n_rows, self.random_state)
         if not self.estimators:
             raise ValueError("estimators is empty: give [(name, classifier), ...] or None.")
         names = [name for name, _ in self.estimators]

@@ -90,27 +90,28 @@ class OwnPipeline(Pipeline):
     """Pipeline of steps of this package, which a saved stack takes apart."""
 
 
-def default_parts(X, random_state):
+def default_parts(X, n_rows, random_state):
     """Return [(name, classifier)]: a Gaussian process, linear and additive models, trees.
 
-    Of sparse X the linear model alone. Where there are many columns the additive one and boosting
-    are left out, and of categories alone the additive one, which is the linear one there. Of many
-    columns and fewer rows the process has a linear term.
+    n_rows counts the copies of rows. Of sparse X the linear model alone. Where there are many
+    columns the additive one and boosting are left out, and of categories alone the additive one,
+    which is the linear one there. Of many columns and fewer rows the process has a linear term.
     """
     seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
     linear = ConvexVariationalLogistic(random_state=seed)
     if sp.issparse(X):
         return [("linear", linear)]
     shape = getattr(X, "shape", None) or np.asarray(X).shape
+    n_columns = shape[-1] if shape else 0
     process = ProcessWithIntercept(random_state=seed)
-    if shape[:1] < (_MOST_COLUMNS,) < shape[1:]:
+    if n_rows < _MOST_COLUMNS < n_columns:
         centring = StandardScaler(with_std=False)
         process = _of_numbers(X, centring, ProcessWithSlopes(random_state=seed))
     parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
-    if (len(category_columns(X)),) < shape[-1:] <= (_MOST_COLUMNS,):
+    if len(category_columns(X)) < n_columns <= _MOST_COLUMNS:
         parts.append(("additive", _of_numbers(X, ColumnSplines(), StandardScaler(), linear)))
     drawn = 0 if random_state is None else seed  # else every fit is another one
-    if shape[-1:] <= (_MOST_COLUMNS,):
+    if n_columns <= _MOST_COLUMNS:
         parts.append(("boosting", _of_numbers(X, CrossFittedBoosting(drawn))))
     return [*parts, ("forest", _of_numbers(X, OutOfBagForest(drawn)))]
 

@@ -243,6 +243,18 @@ def test_weights_are_repeated_rows_in_the_default_parts(data):
     assert_allclose(weighed.predict_proba(X), repeated.predict_proba(X), atol=2e-3)
 
 
+def test_copies_of_rows_are_counted_where_columns_are_many():
+    rng = np.random.default_rng(0)
+    X, count = rng.standard_normal((40, 501)), np.full(40, 13)
+    y = (X[:, :20].sum(axis=1) > 0).astype(int)
+    weighed = BayesianStackingClassifier(random_state=0).fit(X, y, count)
+    repeated = BayesianStackingClassifier(random_state=0)
+    repeated.fit(np.repeat(X, count, axis=0), np.repeat(y, count))
+    kinds = [type(s.named_estimators_["gaussian_process"]) for s in (weighed, repeated)]
+    assert kinds[0] is kinds[1]
+    assert_allclose(weighed.predict_proba(X), repeated.predict_proba(X), atol=2e-3)
+
+
 def test_names_reach_the_parts(data):
     parts = [
         ("scaled", make_pipeline(StandardScaler(), ConvexVariationalLogistic())),

@@ -33,6 +33,7 @@ from .._base import (
     attributes_of_nodes,
     fit_of_sites,
     mixed_logs,
+    share_of_copies,
     third_of_rows,
     watch_of_sweeps,
 )
@@ -151,7 +152,8 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
             # nodes about it are weighed: half a posterior sd away it does as well
             accuracy = TO_THE_MODE._replace(gain=0.1)
         search |= dict(exact_gradient=exact, patient=LIMITS.patient / plan.weight.sum())
-        found = search_from_rows(nodes, rows, plan.share(rows), starts[0], accuracy, **search)
+        share = share_of_copies(plan.weight, rows)
+        found = search_from_rows(nodes, rows, share, starts[0], accuracy, **search)
     if found is None:
         return None
     mode, end = found[-2:]

@@ -384,10 +384,6 @@ class LabelErrorPlan:
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def share(self, rows):
-        """Return the share of the copies that some of the rows have."""
-        return float(self.weight[rows].sum() / self.weight.sum())
-
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
