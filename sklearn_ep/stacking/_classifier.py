@@ -156,7 +156,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
     boosted tree sees two thirds. The rest of the rows tell what trees say of rows that they lack.
     By that the slope of the log probabilities is learned, whose log is standard normal a priori,
-    and boosting ends where it gets no better.
+    and boosting ends where it gets no better. The Gaussian process of two classes and up to 2000
+    rows has a slope as well, from rows that are seen once, whose log is N(0, 0.35^2) a priori.
 
     References
     ----------

@@ -3,7 +3,7 @@
 import numpy as np
 import scipy.sparse as sp
 from scipy.interpolate import BSpline
-from scipy.special import expit, logit
+from scipy.special import expit, log_expit, log_softmax, logit
 from sklearn import get_config
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.model_selection import cross_val_predict
@@ -18,6 +18,7 @@ from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
 from ._boosting import CrossFittedBoosting
 from ._forest import OutOfBagForest
+from ._trees import slope_of
 
 # Columns up to which there are an additive part and boosting: of 2000 genes of 43 rows they raise
 # the log loss of the stack by .015 and .012 (two and six splits).
@@ -66,11 +67,47 @@ class ColumnSplines(TransformerMixin, BaseEstimator):
 class ProcessWithIntercept(EPGaussianProcessClassifier):
     """The default Gaussian process with an intercept, which prevails far from all rows.
 
-    Without one, rows there get a probability of one half, which no other part makes up for.
+    Without one, rows there get a probability of one half, which no other part makes up for. Of two
+    classes the log odds are multiplied by the slope at which rows are well predicted from the
+    others, as those of trees are: where classes are wide apart in many columns the function is
+    right but too unsure of itself. Several classes have a `variance_temper_` to that end.
+
+    Rows that are seen several times tell of themselves, not of the slope: with each row of pima
+    three times it would be 2.4, and the log loss of the stack .87 for .60. Through inducing points
+    there is none: of 2600 rows the log probabilities of rows left out are up to .08 too good there,
+    and a slope raises the log loss of seven sets by .002 in the mean, by .011 at most.
     """
 
     # log loss of ionosphere .231 -> .189, thyroid .072 -> .068; of 19 other sets within .004
     _intercept = 1.0
+    # Standard deviation of the log of the slope a priori. Of 71 sets (two or five splits) the log
+    # loss of the stack is .0006 +- .0002 lower than without a slope, on none higher by more than
+    # .001; ionosphere .183 -> .178, sonar .004 lower. With .2 and .5 it is .0004 and .0006 lower.
+    _spread_of_slope = 0.35
+    slope_ = 1.0
+
+    def fit(self, X, y=None, sample_weight=None):
+        """Fit the process to rows X (n, d) with labels (n,), and learn the slope."""
+        super().fit(X, y, sample_weight)
+        self.slope_ = 1.0
+        if len(self.classes_) == 2 and self.method_ == "dense":
+            seen = np.isfinite(self.loo_proba_)
+            odds, copies = _log_odds(self.loo_proba_[seen]), self._plan.weight
+            place = np.unique(self._plan.X, axis=0, return_inverse=True)[1]
+            alone = np.bincount(place, copies)[place] <= 1.0
+            log_p = log_expit(np.column_stack([odds, -odds])[alone])
+            own = np.zeros(len(log_p), int)
+            self.slope_ = slope_of(log_p, own, copies[alone], self._spread_of_slope)
+            self.loo_proba_[seen] = expit(self.slope_ * odds)
+        return self
+
+    def _log_proba(self, X):
+        return log_softmax(self.slope_ * super()._log_proba(X), axis=1)
+
+    def predict_proba_interval(self, X, level=0.9):
+        """Return the intervals (n, 2) of the second of two classes, or (n, K, 2) of several."""
+        found = super().predict_proba_interval(X, level)
+        return expit(self.slope_ * _log_odds(found)) if self.slope_ != 1.0 else found
 
 
 class ProcessWithSlopes(EPGaussianProcessClassifier):

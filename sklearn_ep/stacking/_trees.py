@@ -93,21 +93,21 @@ def fit_trees(model, X, y, sample_weight, grow):
     # a quarter of the time of a small tree goes into checks
     with config_context(skip_parameter_validation=True, assume_finite=True):
         log_p = grow(data)
-    model.slope_ = _slope(log_p, data.own, data.times)
+    model.slope_ = slope_of(log_p, data.own, data.times)
     log_p = log_softmax(model.slope_ * log_p, axis=1)[np.arange(len(log_p)), data.own]
     model.loo_proba_ = np.full(len(y), np.nan)
     model.loo_proba_[seen] = np.exp(log_p)[place]
     return model
 
 
-def _slope(log_p, own, times):
+def slope_of(log_p, own, times, spread=1.0):
     """Return the posterior mode of the slope of log probabilities (m, K) of labels (m,) and times.
 
-    The prior of its log is standard normal.
+    The prior of its log is normal about zero with a standard deviation of `spread`.
     """
 
     def loss(log_slope):
         log_own = log_softmax(np.exp(log_slope) * log_p, axis=1)[np.arange(len(own)), own]
-        return 0.5 * log_slope**2 - times @ log_own
+        return 0.5 * (log_slope / spread) ** 2 - times @ log_own
 
     return float(np.exp(minimize_scalar(loss, bounds=_LOG_SLOPES, method="bounded").x))

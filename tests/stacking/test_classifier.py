@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import softmax
+from scipy import special
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
@@ -91,7 +91,7 @@ def test_parts_that_bend_in_each_column_lose_a_share_of_a_nat_a_column(n_classes
     lost = np.array([nats.get(name, 0.0) for name in parts])
     log_p -= 40 * min(n_classes - 1, 2) / 100 * lost[:, None]
     draws = np.random.default_rng(1).dirichlet(np.full(len(parts), 0.5), 200_000)
-    mass = softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
+    mass = special.softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
     assert_allclose(found.weights_, mass @ draws, atol=0.01)
 
 
@@ -326,3 +326,47 @@ def test_rows_far_from_all_others_are_not_a_coin_toss():
     alone = EPGaussianProcessClassifier(random_state=0).fit(X, y)
     assert_allclose(alone.predict_proba(np.full((1, 4), 1e3))[0, 0], 0.5, atol=1e-6)
     assert far > 0.75
+
+
+def rings(n_rows):
+    """Return rows of a wide and a narrow class in many columns, which distances tell apart."""
+    rng = np.random.default_rng(4)
+    y = np.arange(n_rows) % 2
+    return rng.normal(size=(n_rows, 20)) * np.where(y, 1.0, 2.0)[:, None] + 0.45 * y[:, None], y
+
+
+def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope():
+    X, y = rings(900)
+    count = np.append([0, 2], np.ones(298, int))
+    stack = BayesianStackingClassifier(random_state=0).fit(X[:300], y[:300], count)
+    own, new = stack.named_estimators_["gaussian_process"], X[300:]
+    assert own.slope_ > 1.2
+    log_p = own.predict_log_proba(new)
+    assert_allclose(np.exp(log_p), own.predict_proba(new), rtol=1e-9)
+    latent = own.latent_mean_and_variance(new)[0]
+    assert_array_equal(np.sign(log_p[:, 1] - log_p[:, 0]), np.sign(latent))
+    without = log_p / own.slope_
+    without -= np.logaddexp(*without.T)[:, None]
+    rows = np.arange(600), y[300:]
+    assert -log_p[rows].mean() < -without[rows].mean() - 0.01
+    plain = EPGaussianProcessClassifier.predict_proba_interval(own, new)
+    expected = special.expit(own.slope_ * special.logit(np.clip(plain, 1e-9, 1.0 - 1e-9)))
+    assert_allclose(own.predict_proba_interval(new), expected, atol=1e-8)
+    repeated = clone(stack).fit(np.repeat(X[:300], count, axis=0), np.repeat(y[:300], count))
+    again = repeated.named_estimators_["gaussian_process"]
+    assert_allclose(own.slope_, again.slope_, rtol=1e-3)
+    assert np.isnan(own.loo_proba_[0])
+    assert_allclose(own.loo_proba_[1:], again.loo_proba_[1:], atol=2e-3)
+
+
+def test_several_classes_inducing_points_and_rows_seen_again_have_none(default):
+    process = clone(default.named_estimators_["gaussian_process"])
+    X, y = rings(120)
+    assert process.fit(X, y).slope_ > 1.1
+    assert_allclose(process.fit(X, y, np.full(120, 2.0)).slope_, 1.0, atol=1e-4)
+    assert_allclose(process.fit(np.repeat(X, 2, 0), np.repeat(y, 2)).slope_, 1.0, atol=1e-4)
+    for more, labels in ({}, np.arange(120) % 3), (dict(method="sparse", n_inducing=20), y):
+        other = clone(process).set_params(**more).fit(X, labels)
+        assert other.slope_ == 1.0
+        plain = EPGaussianProcessClassifier.predict_proba_interval(other, X)
+        assert_array_equal(other.predict_proba_interval(X), plain)
