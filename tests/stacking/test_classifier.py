@@ -340,21 +340,21 @@ def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope():
     count = np.append([0, 2], np.ones(298, int))
     stack = BayesianStackingClassifier(random_state=0).fit(X[:300], y[:300], count)
     own, new = stack.named_estimators_["gaussian_process"], X[300:]
-    assert own.slope_ > 1.2
+    assert own.odds_slope_ > 1.2
     log_p = own.predict_log_proba(new)
     assert_allclose(np.exp(log_p), own.predict_proba(new), rtol=1e-9)
     latent = own.latent_mean_and_variance(new)[0]
     assert_array_equal(np.sign(log_p[:, 1] - log_p[:, 0]), np.sign(latent))
-    without = log_p / own.slope_
+    without = log_p / own.odds_slope_
     without -= np.logaddexp(*without.T)[:, None]
     rows = np.arange(600), y[300:]
     assert -log_p[rows].mean() < -without[rows].mean() - 0.01
     plain = EPGaussianProcessClassifier.predict_proba_interval(own, new)
-    expected = special.expit(own.slope_ * special.logit(np.clip(plain, 1e-9, 1.0 - 1e-9)))
+    expected = special.expit(own.odds_slope_ * special.logit(np.clip(plain, 1e-9, 1.0 - 1e-9)))
     assert_allclose(own.predict_proba_interval(new), expected, atol=1e-8)
     repeated = clone(stack).fit(np.repeat(X[:300], count, axis=0), np.repeat(y[:300], count))
     again = repeated.named_estimators_["gaussian_process"]
-    assert_allclose(own.slope_, again.slope_, rtol=1e-3)
+    assert_allclose(own.odds_slope_, again.odds_slope_, rtol=1e-3)
     assert np.isnan(own.loo_proba_[0])
     assert_allclose(own.loo_proba_[1:], again.loo_proba_[1:], atol=2e-3)
 
@@ -362,11 +362,11 @@ def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope():
 def test_several_classes_inducing_points_and_rows_seen_again_have_none(default):
     process = clone(default.named_estimators_["gaussian_process"])
     X, y = rings(120)
-    assert process.fit(X, y).slope_ > 1.1
-    assert_allclose(process.fit(X, y, np.full(120, 2.0)).slope_, 1.0, atol=1e-4)
-    assert_allclose(process.fit(np.repeat(X, 2, 0), np.repeat(y, 2)).slope_, 1.0, atol=1e-4)
+    assert process.fit(X, y).odds_slope_ > 1.1
+    assert_allclose(process.fit(X, y, np.full(120, 2.0)).odds_slope_, 1.0, atol=1e-4)
+    assert_allclose(process.fit(np.repeat(X, 2, 0), np.repeat(y, 2)).odds_slope_, 1.0, atol=1e-4)
     for more, labels in ({}, np.arange(120) % 3), (dict(method="sparse", n_inducing=20), y):
         other = clone(process).set_params(**more).fit(X, labels)
-        assert other.slope_ == 1.0
+        assert other.odds_slope_ == 1.0
         plain = EPGaussianProcessClassifier.predict_proba_interval(other, X)
         assert_array_equal(other.predict_proba_interval(X), plain)
