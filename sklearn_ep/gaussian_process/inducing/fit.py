@@ -133,7 +133,7 @@ class InducingPlan:
             self.inducing_points,
             np.sqrt(self.data.var),
             self.jitter,
-            learn_kernel=self.optimizer is not None,
+            learn_kernel=self.optimizer is not None and self.nodes is None,
             learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in STEP_RULES,
             lengths_near=not self.flat,
@@ -198,14 +198,16 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
 def averages_as_dense(estimator, data):
     """Return whether a fit takes the kernels of the dense average over all rows, which are few.
 
-    Fewer points than that ask for kernels of their own, and passes through them cost less.
+    Fewer points than that ask for kernels of their own, and passes through them cost less. Points
+    that are asked to move do so under the heaviest of these kernels.
     """
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
-    by_default = estimator.optimizer == "auto" and estimator.learn_inducing == "auto"
+    by_default = estimator.optimizer == "auto"
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
     given, (most, of_a_point) = estimator.inducing_points, LIMITS.averaged_through_points
     m = inducing_count(estimator) if given is None else len(given)
-    few = max(data.weight, sum(data.sizes)) <= min(most, of_a_point * m)
+    most = LIMITS.first_rows if estimator.learn_inducing not in ("auto", False) else most
+    few = max(data.weight, sum(data.sizes)) <= min(most, LIMITS.first_rows, of_a_point * m)
     binary = len(data.labels) == 2 and estimator.multi_class != "joint"
     return default and by_default and by_passes and few and binary
 
@@ -254,7 +256,7 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
     m = inducing_count(estimator, n_rows if begins else None)
     Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
     check_kernel(kernel, kernel(Z, Z))
-    optimizer = None if nodes else checked_optimizer(estimator, labels.factor)
+    optimizer = checked_optimizer(estimator, labels.factor)
     own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
     if own_lengths and not begun:
         kernel = with_own_lengths(kernel, len(data.var))
@@ -492,7 +494,8 @@ def average_at_nodes(plan, ep, state, monitor):
     """Return the `Average` over the nodes of a dense one, None where EP has no fixed point at any.
 
     They have the weights of importance sampling: those of the dense average, times how far the
-    evidence through the points is above the dense one.
+    evidence through the points is above the dense one. Points that were moved favour the kernel
+    under which they were: the weights, and the evidence, are then the dense ones.
     """
     problem = plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40)
     _, dense, theta, spread = plan.nodes
@@ -506,7 +509,8 @@ def average_at_nodes(plan, ep, state, monitor):
             if node is None:
                 continue
             nodes.append(node._replace(log_prior=whole.log_prior))
-            log_mass.append(np.log(weight) + node.log_evidence - whole.log_evidence)
+            ratio = 0.0 if plan.learn_inducing else node.log_evidence - whole.log_evidence
+            log_mass.append(np.log(weight) + ratio)
             if told({"log_density": node.objective}):
                 break
     if not nodes:
