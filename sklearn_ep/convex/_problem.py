@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, integrate, mixture_moments
@@ -86,7 +87,7 @@ class Problem:
     n_rows: int
     lasts: Any
     shape: tuple
-    n_jobs: int | None
+    n_jobs: int
     noise: Any = None
     evidence_probes: Any = None
 
@@ -96,7 +97,7 @@ class Problem:
         lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
         if not estimator.warm_start or shape != last_shape:
             lasts = [None] * n_problems
-        n_jobs = estimator.n_jobs if n_problems == 1 else None
+        n_jobs = effective_n_jobs(estimator.n_jobs) if n_problems == 1 else 1
         variance, solver, limits = how
         calibration, intercept = estimator.calibration, bool(estimator.fit_intercept)
         given = rows, prior, variance, solver, limits, calibration, intercept
