@@ -64,11 +64,13 @@ class LeftOut(NamedTuple):
 class RowsLeftOut(NamedTuple):
     """Cavities of M nodes with means towards the labels, and their mixture, row by row.
 
-    mean, var and log_share (M, n), whose exponentials add up to one; centre and weight (n,).
+    mean, var and log_share (M, n), whose exponentials add up to one; centre and weight (n,);
+    moments (3, M, n) are those of `label_moments`, at scales of one.
     """
 
     mean: np.ndarray
     var: np.ndarray
+    moments: np.ndarray
     log_share: np.ndarray
     centre: np.ndarray
     weight: np.ndarray
@@ -159,7 +161,7 @@ def _each(theta, rows, rough):
     slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
     apart = slope * root * (rows.mean - rows.centre)
     m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
-    log_z, gradient, curvature = logistic_moments(m, v, rough)
+    log_z, gradient, curvature = logistic_moments(m, v, rough) if theta.any() else rows.moments
     by_variance = 0.5 * (gradient**2 - curvature) * v
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
     log_proba = np.logaddexp.reduce(rows.log_share + log_z, axis=0)
@@ -191,10 +193,10 @@ def rows_left_out(sign, weight, node_weight, nodes):
     mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]
-    log_own = logistic_moments(mean, var, rough=True)[0]
-    log_share = log_weights_without(node_weight, log_own, weight[proper])
+    moments = np.array(logistic_moments(mean, var, rough=mean.shape[1] >= _BY.many_rows))
+    log_share = log_weights_without(node_weight, moments[0], weight[proper])
     centre = np.sum(np.exp(log_share) * mean, axis=0)
-    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
+    return RowsLeftOut(mean, var, moments, log_share, centre, weight[proper]), proper
 
 
 def best_of_sums(n, sums, blind=True):

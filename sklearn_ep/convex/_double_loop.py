@@ -27,7 +27,7 @@ import numpy as np
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
-from .._engine.hyper import Average, Node, Spacing, average_of
+from .._engine.hyper import Node, Spacing
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture
 from ._calibration import cavities, label_moments
@@ -357,10 +357,6 @@ class ExactFit:
         told = of_scale.log_density(phi), gradient, result.residual, step
         return Node(np.array([phi]), step.objective, *told)
 
-    def at_mode(self, phi, result):
-        """Return the `Average` of the one node at a result of the double loop."""
-        return Average.alone(self.node(phi, result))
-
     def about(self, phi, step):
         """Return how nodes are laid about the log scale phi of a step."""
         curvature = np.array([[self._curvature(phi, step)]])
@@ -369,13 +365,14 @@ class ExactFit:
         )
 
     def weighed(self, average):
-        """Return an `Average` with the evidence of expectation propagation in place of the bound.
+        """Return nodes with the evidence of expectation propagation, and their log masses.
 
         Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
         What the bounds of coefficients with sites of their own lack is not known.
         """
+        log_mass = np.log(average.weight) + average.log_evidence
         if self.prior.n_sites:
-            return average
+            return average.nodes, log_mass
         steps, weight = [node.payload for node in average.nodes], self.sites.weight
         each = [step.left_out(weight) for step in steps]
         log_z = label_moments(self.sites.sign, each)[0]
@@ -387,16 +384,15 @@ class ExactFit:
         # of part of a copy it is about the square of the part
         lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * np.minimum(weight, 1.0))
         pairs = zip(average.nodes, lacking, strict=True)
-        weighed = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
-        log_mass = np.log(average.weight) + average.log_evidence + lacking
-        return average_of(weighed, log_mass, average.foretold, average.n_evaluations)
+        nodes = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
+        return nodes, log_mass + lacking
 
-    def mean_scale(self, average, given):
-        """Return exp of the mean log scale: a number, or for groups one a feature.
+    def mean_scale(self, phi, given):
+        """Return exp of the mean log scale phi: a number, or for groups one a feature.
 
         In units of the prior of the coefficients that was `given`.
         """
-        centre = float(np.exp(average.weight @ average.phi[:, 0]))
+        centre = float(np.exp(phi))
         if given.groups is None:
             return centre
         return centre * self.prior.unit_variances() / given.unit_variances()

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.hyper import Average, Node, integrate, mixture_moments
+from .._engine.hyper import Average, Node, average_of, integrate, mixture_moments
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
@@ -86,7 +87,7 @@ class Problem:
     n_rows: int
     lasts: Any
     shape: tuple
-    n_jobs: int | None
+    n_jobs: int
     noise: Any = None
     evidence_probes: Any = None
 
@@ -96,7 +97,7 @@ class Problem:
         lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
         if not estimator.warm_start or shape != last_shape:
             lasts = [None] * n_problems
-        n_jobs = estimator.n_jobs if n_problems == 1 else None
+        n_jobs = effective_n_jobs(estimator.n_jobs) if n_problems == 1 else 1
         variance, solver, limits = how
         calibration, intercept = estimator.calibration, bool(estimator.fit_intercept)
         given = rows, prior, variance, solver, limits, calibration, intercept
@@ -132,13 +133,16 @@ def fit_exact(problem, sign, monitor, k):
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
         last = Last(step.mean, result.x, last.phi)
-        average = averaged.at_mode(last.phi, result)
+        average = Average.alone(averaged.node(last.phi, result))
         if result.reason != "asked":
             about = averaged.about(last.phi, step)
             told = dict(n_jobs=problem.n_jobs, monitor=monitor)
-            average = averaged.weighed(integrate(averaged, average.nodes[0], **about, **told))
+            average = integrate(averaged, average.nodes[0], **about, **told)
+            nodes, log_mass = averaged.weighed(average)
+            average = average_of(nodes, log_mass, average.foretold, average.n_evaluations)
         steps = [node.payload for node in average.nodes]
-        scale, average = averaged.mean_scale(average, problem.prior), _kept(average, averaged.prior)
+        scale = averaged.mean_scale(average.weight @ average.phi[:, 0], problem.prior)
+        average = _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     weight, of_rows = average.weight, rows.weight
     left = [each.left_out(of_rows) for each in steps]

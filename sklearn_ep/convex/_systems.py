@@ -178,7 +178,7 @@ class PrimalSystem(HalfCovariance):
     def __init__(self, design, prior, weight):
         A = weighted_gram(design.B, weight)
         if isinstance(prior, np.ndarray):
-            A[np.diag_indices_from(A)] += prior
+            A.flat[:: len(A) + 1] += prior
         else:
             A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
         self.lower = checked_cholesky(A)

@@ -26,7 +26,7 @@ from scipy.special import expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
-from .._engine.loop import SILENT, Evaluation, Result, Trace, iterate, reason_to_end
+from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
@@ -199,8 +199,8 @@ def regular_ep(
 
     Where the fixed point wants a negative site the iteration ends elsewhere: the residual,
     which knows no bound on the sites, then stays large. Only next to a fixed point `signed` sites
-    are safe. Roots of the inverse map start from those of the state `before`; without `energies`,
-    which cost half a sweep each, none is recorded.
+    are safe, and acceleration. Roots of the inverse map start from those of the state `before`;
+    without `energies`, which cost half a sweep each, none is recorded.
     """
     require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
     last = before
@@ -212,7 +212,10 @@ def regular_ep(
         target = state.signed_target if signed else state.target
         return Evaluation(target, state.residual, record=record, payload=state)
 
-    return iterate(evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)
+    return iterate(
+        evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
+        acceleration=Anderson(mixing=damping) if signed else None,
+    )  # fmt: skip
 
 
 DESCENT_NEEDS = ("matched", "tilted", "fisher_parts", "fisher_block", "total", "spread")

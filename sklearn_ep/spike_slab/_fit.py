@@ -12,7 +12,15 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 from sklearn.exceptions import ConvergenceWarning
 
-from .._engine.hyper import Average, Node, average_of, integrate
+from .._engine.hyper import (
+    Average,
+    Node,
+    Visits,
+    average_of,
+    curvature_at,
+    integrate,
+    star_about,
+)
 from .._engine.loop import Trace
 from .._estimator.averaged import average_remarks
 from .._estimator.fitting import hyper_attributes, run_attributes
@@ -26,6 +34,23 @@ from ._sequential_draws import SequentialDraws
 
 WORTH_A_REMARK = 0.1  # nats
 HYPER_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
+
+
+class _Star(NamedTuple):
+    """How a star is laid, and which stars are none.
+
+    Of 33 sets of 30 to 200 rows and more columns 24 have one. There, against some 250 nodes, the
+    largest error of an inclusion is .013 in the mean and log losses are .0013 off, after .005 and
+    .0006 of a lattice, for 72 posteriors in place of 232. Others pay both: 1,050 after 650.
+    """
+
+    difference: float = 0.3  # between gradients that tell the curvature, above the error of theirs
+    flattest: float = 0.4  # curvature, as that of lattices
+    better: float = 1.0  # nats above the mode: another mode, which a lattice looks for
+    most: int = 10  # nodes: one more than four long tails, or a star that was laid anew
+
+
+_STAR = _Star()
 
 
 class Settled(NamedTuple):
@@ -75,6 +100,26 @@ class NodeRuns:
         problem = self.problem.with_parameters(self.coordinates.h(phi))
         state = self.settle(problem, None if near is None else near.payload.state)
         return None if state is None else self.node(phi, state)
+
+
+def _about_mode(runs, mode, bounds, n_jobs, monitor):
+    """Return the `Average` over nodes about the mode: a star where columns are more than rows.
+
+    There a posterior is dear. Where the star is not that of about a normal distribution a lattice
+    takes its place, as it does for fewer hyperparameters.
+    """
+    told = n_jobs, monitor
+    n, d = runs.problem.model.X.shape
+    if d <= n or len(mode.phi) < 3:
+        return integrate(runs.evaluate, mode, bounds, *told)
+    curvature = curvature_at(runs.evaluate, mode, bounds, _STAR.difference)[0]
+    with monitor.phase("integration over hyperparameters") as heard:
+        visits = Visits(runs.evaluate, bounds, heard)
+        star = star_about(visits, mode, np.linalg.inv(curvature), _STAR.flattest)
+    best = max(node.objective for node in star.nodes)
+    if best < mode.objective + _STAR.better and star.n_evaluations <= _STAR.most:
+        return star
+    return integrate(runs.evaluate, mode, bounds, *told, curvature=curvature)
 
 
 def _confirmed(runs, average):
@@ -152,7 +197,7 @@ def ep_attributes(plan, monitor):
         mode = runs.tested(mode)
         runs = replace(runs, top=mode.objective)
         bounds = coordinates.bounds(problem.factor.n_indicators(len(best.state.mean)))
-        average = integrate(runs.evaluate, mode, bounds, plan.n_jobs, monitor)
+        average = _about_mode(runs, mode, bounds, plan.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
     parts = [_posterior(units, node.payload.state) for node in average.nodes]

@@ -201,8 +201,10 @@ class EvidenceSearch:
         place: Any = None
         for fraction in self.fractions if space.free[0] else self.fractions[:1]:
             new = self._from_start(space, fraction, place)
+            # two starts that end at one place leave little for a third one to find
+            settled = self._all and place is not None and new.same_mean(place)
             place = new if place is None or self._wins(new, place) else place
-            if self.asked:
+            if self.asked or settled:
                 break
         return place if self._all else self._refined(place)
 

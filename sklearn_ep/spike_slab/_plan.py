@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from joblib import effective_n_jobs
 from sklearn.utils import check_array, check_random_state, gen_batches
 
 from .._engine.partition import PartMap
@@ -205,7 +206,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
         warm=_warm(estimator, units, d, groups),
         start_seeds=start_seeds,
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
-        n_jobs=estimator.n_jobs,
+        n_jobs=effective_n_jobs(estimator.n_jobs),
         single=is_single(X),
     )
 
