@@ -4,7 +4,7 @@ Site i is exp(shift_i f - precision_i f^2 / 2). With sample weights a row stands
 copies: the cavity removes one copy, the posterior counts the site `weight` times.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Cavity(NamedTuple):
     proper: np.ndarray
 
 
-def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: float = 1.0) -> Cavity:
+def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: Any = 1.0) -> Cavity:
     """Remove a fraction of each site from its marginal.
 
     Parameters
@@ -40,7 +40,7 @@ def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: float = 1.
     sites : Sites
     mean, var : ndarray of shape (n,)
         Marginals of the posterior approximation.
-    fraction : float, default=1.0
+    fraction : float or ndarray of shape (n,), default=1.0
         Share of the site to remove; less than one for power EP.
 
     Returns
@@ -54,6 +54,11 @@ def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: float = 1.
     safe = np.where(proper, left, 1.0)
     shifted = np.where(proper, mean - fraction * var * sites.shift, mean)
     return Cavity(shifted / safe, var / safe, proper)
+
+
+def left_out(sites: Sites, mean: np.ndarray, var: np.ndarray, copies: np.ndarray) -> Cavity:
+    """Return the `Cavity` without one copy of each row, or without all of less than a copy (n,)."""
+    return cavity(sites, mean, var, np.minimum(copies, 1.0))
 
 
 def log_site_mass(

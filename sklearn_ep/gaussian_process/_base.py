@@ -21,14 +21,20 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import MOST_WEIGHTS, ClassSites, class_log_weights, temper_of
+from .._engine.class_sites import (
+    MOST_WEIGHTS,
+    ClassSites,
+    class_left_out,
+    class_log_weights,
+    temper_of,
+)
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import log_weights_without
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
-from .._engine.sites import Sites, cavity
+from .._engine.sites import Sites, left_out
 from .._estimator.annotations import RowsLike
 from .._estimator.averaged import average_remarks
 from .._estimator.categories import CategoryCoder, category_columns
@@ -544,10 +550,10 @@ def evidence_of_problems(at, y, theta, fit):
     return float(sum(values)), np.concatenate(slopes)
 
 
-def left_out_signs(factor, result):
-    """Return the log probabilities of both labels under the cavity of each row."""
+def left_out_signs(factor, result, copies):
+    """Return the log probabilities of both labels of each of so many copies that is left out."""
     state = result.evaluation.payload[0]
-    cav = cavity(Sites(*result.x), state.mean, state.var)
+    cav = left_out(Sites(*result.x), state.mean, state.var, copies)
     plus, minus = (factor.tilted(s, cav.mean, cav.var + state.extra_var).log_z for s in (1.0, -1.0))
     return {"loo_log_plus": plus, "loo_log_minus": minus}
 
@@ -567,9 +573,15 @@ def _of_label(logs, positive):
     return np.where(positive, logs["loo_log_plus"], logs["loo_log_minus"])
 
 
-def left_out_labels(result):
-    """Return the log probability of each row's own class under its cavity, of a joint problem."""
-    return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+def left_out_labels(factor, result, y, copies):
+    """Return the log probability of the class of one of so many copies left out, and its cavity.
+
+    That is of a joint problem; cavities (2, n, K) are means and variances.
+    """
+    state = result.evaluation.payload[0]
+    of_copies = ClassSites(*(result.x * np.minimum(copies, 1.0)[:, None]))
+    left = class_left_out(of_copies, state.mean, state.cov, state.extra_var)
+    return {"loo_log": factor.tilted(y, *left).log_z}, left
 
 
 class GaussianProcessBase(KernelReport, PosteriorClassifier):

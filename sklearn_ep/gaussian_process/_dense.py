@@ -15,7 +15,6 @@ from sklearn.utils import check_random_state
 from .._engine.class_sites import (
     ClassSites,
     JointEP,
-    class_left_out,
     class_update,
     empty_sites,
 )
@@ -109,9 +108,9 @@ class BinaryModel:
         empty = Sites.zero(len(X))
         return np.array(self.rule(self.factor, sign, empty, *posterior.latent(X)).sites)
 
-    def left_out(self, result):
-        """Return attributes that say how likely labels are from the other rows."""
-        return left_out_signs(self.factor, result)
+    def left_out(self, result, y, copies):
+        """Return attributes that say how likely labels of so many copies are from other rows."""
+        return left_out_signs(self.factor, result, copies)
 
 
 @dataclass(frozen=True)
@@ -162,13 +161,10 @@ class JointModel:
         empty = ClassSites(*empty_sites(y, mean.shape[1]))
         return np.array(class_update(self.factor, y, empty, mean, cov, 0.0).sites)
 
-    def left_out(self, result):
-        """Return attributes that say how likely labels are from the other rows."""
-        told = left_out_labels(result)
-        if self.tempered:
-            state, sites = result.evaluation.payload[0], ClassSites(*result.x)
-            told["cavities"] = class_left_out(sites, state.mean, state.cov, state.extra_var)[None]
-        return told
+    def left_out(self, result, y, copies):
+        """Return attributes that say how likely labels of so many copies are from other rows."""
+        told, cavities = left_out_labels(self.factor, result, y, copies)
+        return told | {"cavities": cavities[None]} if self.tempered else told
 
 
 class KernelNode(NamedTuple):

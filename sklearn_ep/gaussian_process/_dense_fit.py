@@ -102,7 +102,8 @@ def fit_dense(plan, y, monitor, k):
     if average is not None:
         return _mixed_fit(plan, y, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
-    return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
+    left = plan.model.left_out(result, y, plan.weight)
+    return fit_of_sites(posterior, trace, end, result, kernel, left)
 
 
 def tempered_fit(plan, fit):
@@ -122,7 +123,7 @@ def _mixed_fit(plan, y, average, trace, end, result):
     refined = dict(result=result, state=result.evaluation.payload[0])
     own[heaviest] = own[heaviest]._replace(**refined)
     posteriors = [plan.posterior((n.kernel, n.state)) for n in own]
-    told = [plan.model.left_out(n.result) for n in own]
+    told = [plan.model.left_out(n.result, y, plan.weight) for n in own]
     cavities = [each.pop("cavities") for each in told if "cavities" in each]
     mixed = mixed_logs(average.weight, told, (y, plan.weight))
     mixed |= dict(cavities=np.concatenate(cavities)) if cavities else {}

@@ -212,10 +212,9 @@ def regular_ep(
         target = state.signed_target if signed else state.target
         return Evaluation(target, state.residual, record=record, payload=state)
 
-    return iterate(
-        evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
-        acceleration=Anderson(mixing=damping) if signed else None,
-    )  # fmt: skip
+    acceleration = Anderson(mixing=damping) if signed else None
+    steps = dict(damping=damping, acceleration=acceleration, monitor=monitor)
+    return iterate(evaluate, sites, max_iter=max_iter, tol=tol, **steps)
 
 
 DESCENT_NEEDS = ("matched", "tilted", "fisher_parts", "fisher_block", "total", "spread")

@@ -36,7 +36,7 @@ WORTH_A_REMARK = 0.1  # nats
 HYPER_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
 
 
-class _Star(NamedTuple):
+class _StarLimits(NamedTuple):
     """How a star is laid, and which stars are none.
 
     Of 33 sets of 30 to 200 rows and more columns 24 have one. There, against some 250 nodes, the
@@ -50,7 +50,7 @@ class _Star(NamedTuple):
     most: int = 10  # nodes: one more than four long tails, or a star that was laid anew
 
 
-_STAR = _Star()
+_STAR = _StarLimits()
 
 
 class Settled(NamedTuple):

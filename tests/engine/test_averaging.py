@@ -13,7 +13,6 @@ from sklearn_ep._engine.hyper import (
     find_mode,
     integrate,
     log_mixture,
-    log_weights_without,
     mixture_covariance,
     mixture_moments,
     mixture_quantiles,
@@ -43,19 +42,6 @@ def skewed(phi, near):
 
 def moments(average):
     return mixture_moments(average.weight, average.phi, np.zeros(average.phi.shape))
-
-
-def test_nodes_weigh_as_if_one_copy_of_a_row_had_not_been_seen():
-    rng = np.random.default_rng(0)
-    log_p, copies = np.log(rng.uniform(size=(4, 6))), np.array([0.3, 0.5, 1.0, 1.0, 2.0, 3.5])
-
-    def weights(copies):
-        own = np.exp(log_p @ copies)
-        return own / own.sum()
-
-    without = np.maximum(copies - 1.0, 0.0)  # of less than a copy nothing is left
-    rows = [weights(np.where(np.arange(6) == i, without, copies)) for i in range(6)]
-    assert_allclose(np.exp(log_weights_without(weights(copies), log_p, copies)), np.array(rows).T)
 
 
 def found(evaluate, start, bounds=None):

@@ -177,9 +177,7 @@ class JointLabels:
 
     def log_left_out(self, posteriors, rows):
         """Return log probabilities (b,) of labels under cavities."""
-        mean, cov, _ = posteriors[0].marginals(rows.W)
-        old = _class_sites(rows.sites, rows.y)
-        return class_update(self.factor, rows.y, old, mean, cov, rows.extra_var).tilted.log_z
+        return self.factor.tilted(rows.y, *_left_out(posteriors[0], rows)).log_z
 
     def predictors(self, prior, posteriors):
         """Return what predicts all classes."""
@@ -191,10 +189,15 @@ def cavities_of_part(part, sites, model, classes):
     X, y, weight = read_rows(part, classes)
     each = []
     for _, rows, _ in model.blocks(PassRows(X, y, weight, sites)):
-        mean, cov, _ = model.posteriors[0].marginals(rows.W)
-        own = _class_sites(rows.sites, rows.y)
-        each.append(class_left_out(own, mean, cov, rows.extra_var))
+        each.append(_left_out(model.posteriors[0], rows))
     return np.concatenate(each, axis=1), y, dense_copies(weight)
+
+
+def _left_out(posterior, rows):
+    """Return means and variances (2, b, K) without one copy of each row, or all of less."""
+    mean, cov, _ = posterior.marginals(rows.W)
+    sites = _class_sites(rows.sites * np.minimum(rows.weight, 1.0), rows.y)
+    return class_left_out(sites, mean, cov, rows.extra_var)
 
 
 def _class_sites(sites, y):

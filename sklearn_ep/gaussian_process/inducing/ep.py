@@ -26,7 +26,7 @@ from ..._engine.gaussian import checked_cholesky, lower_times
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
-from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from ..._engine.sites import Sites, cavity, left_out, log_site_mass, site_change
 from .rows import dense_copies, read_rows
 from .values import (
     InducingGPPosterior,
@@ -182,7 +182,7 @@ class BinaryProblems:
         columns = []
         for k, posterior in enumerate(posteriors):
             mean, var, _ = posterior.marginals(rows.W)
-            cav = cavity(Sites(*rows.sites[k]), mean, var)
+            cav = left_out(Sites(*rows.sites[k]), mean, var, rows.weight)
             sign = self.signs(rows.y, 0) if self.n_posteriors == 1 else 1.0
             columns.append(self.factor.tilted(sign, cav.mean, cav.var + rows.extra_var).log_z)
         if len(columns) == 1:

@@ -62,9 +62,10 @@ class ClassLabels:
         theta = ep.structure.evidence_gradient(state) if plan.learn else []
         return theta, 0.0, ep.factor.wrong_proba(update.tilted.log_z)
 
-    def left_out(self, setting, y, result):
+    def left_out(self, plan, setting, y, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""
-        told = left_out_labels(result)
+        factor = self.factor(setting.rate, plan.noise)
+        told, _ = left_out_labels(factor, result, y, plan.weight)
         return told, self.factor(setting.rate).wrong_proba(told["loo_log"])
 
     def posterior(self, plan, setting, state):

@@ -279,7 +279,7 @@ def _parts(problem, pairs, weight):
     # of labels that a kernel separates one side may take all weight, to the last digit
     pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
     weight, plan = weight[weight > 0], problem.plan
-    each = [plan.labels.left_out(s, problem.y, r) for s, r in pairs]
+    each = [plan.labels.left_out(plan, s, problem.y, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
     logs = mixed_logs(weight, told, (problem.y, plan.weight))

@@ -13,7 +13,7 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
-from ..._engine.sites import Sites, cavity
+from ..._engine.sites import Sites, cavity, left_out
 from ..._estimator.averaged import AveragedPosterior
 from .._base import evidence_of_problems, left_out_signs
 from .._dense_gp import DenseGPPosterior, KernelGP
@@ -245,11 +245,12 @@ class BinaryLabels:
         cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
         return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
 
-    def left_out(self, setting, sign, result):
+    def left_out(self, plan, setting, sign, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""
         state, factor = result.evaluation.payload[0], LabelErrorStep(setting.rate)
-        cav = cavity(Sites(*result.x), state.mean, state.var)
-        return left_out_signs(factor, result), factor.wrong_proba(sign, cav.mean, cav.var)
+        cav = left_out(Sites(*result.x), state.mean, state.var, plan.weight)
+        wrong = factor.wrong_proba(sign, cav.mean, cav.var)
+        return left_out_signs(factor, result, plan.weight), wrong
 
     def posterior(self, plan, setting, state):
         """Return what predicts."""
