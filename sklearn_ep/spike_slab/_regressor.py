@@ -51,7 +51,8 @@ class SpikeSlabRegressor(
         averages over it or learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         How the three above are treated where they are not given. "integrate" averages over them, by
-        a grid of some 20 to 35 fits [3]_. Their priors do not depend on units. The log noise
+        a grid of some 20 to 35 fits [3]_, or by a star of about ten where columns are more than
+        rows and their posterior is near normal. Their priors do not depend on units. The log noise
         variance is flat. The ratio r of slab variance (times the mean square of the columns) to
         noise variance is hyper-g/n, (1 + r)^(-3/2) / 2 [4]_. The inclusion is Beta(1, sqrt(d)), so
         that about sqrt(d) columns are expected. "mode" takes the values of largest evidence, with a
@@ -200,7 +201,7 @@ class SpikeSlabRegressor(
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns
     are centred, and every iteration works with all of them. Learning the hyperparameters takes some
-    60 to 150 iterations where signals are clear, some hundreds where they are not; integration 30
+    60 to 150 iterations where signals are clear, some hundreds where they are not; integration 10
     to 45 fits of 2 to 20 iterations each. Predictions and their memory then cost as much as those
     of `hyper_weights_.size` posteriors.
 
