@@ -68,12 +68,12 @@ def test_learning_of_spike_and_slab_is_a_phase_whose_steps_are_told():
     phases = ["learning", "integration over hyperparameters"]
     # the first iteration begins with learning, the last one is the integration
     assert tasks.first == [phases[0], *["iteration"] * (est.n_iter_ - 2), phases[1]]
-    assert all(tasks.steps.count(phase) > 10 for phase in phases)
+    assert all(tasks.steps.count(phase) >= 10 for phase in phases)
     assert est.history_["phase"].tolist() == ["iteration"] * (est.n_iter_ - 1) + [phases[1]]
     assert np.all(np.diff(est.history_["objective"][-2:]) == 0)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 20])
+@pytest.mark.parametrize("stop_at", [1, 5, 12])
 def test_a_callback_can_end_the_learning_of_spike_and_slab(stop_at):
     X, y = regression()
     whole, cut = Tasks(), Tasks(stop_at)
@@ -189,7 +189,7 @@ def test_verbose_prints_the_phase_its_steps_and_the_seconds(capsys, verbose):
     seconds = [float(m[1]) for m in matches]
     assert seconds == sorted(seconds)
     n_steps = [int(k) for k in re.findall(r", (\d+) steps", "\n".join(lines))]
-    assert min(n_steps) > 10
+    assert min(n_steps) >= 10
     assert len(lines) == est.n_iter_ + 1 + (sum(n_steps) if verbose == 2 else 0)
 
 

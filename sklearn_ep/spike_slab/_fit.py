@@ -45,7 +45,7 @@ class _StarLimits(NamedTuple):
     """
 
     difference: float = 0.3  # between gradients that tell the curvature, above the error of theirs
-    flattest: float = 0.4  # curvature, as that of lattices
+    flattest: float = 0.4  # curvature, as that of lattices; flatter modes have no star
     better: float = 1.0  # nats above the mode: another mode, which a lattice looks for
     most: int = 10  # nodes: one more than four long tails, or a star that was laid anew
 
@@ -113,12 +113,13 @@ def _about_mode(runs, mode, bounds, n_jobs, monitor):
     if d <= n or len(mode.phi) < 3:
         return integrate(runs.evaluate, mode, bounds, *told)
     curvature = curvature_at(runs.evaluate, mode, bounds, _STAR.difference)[0]
-    with monitor.phase("integration over hyperparameters") as heard:
-        visits = Visits(runs.evaluate, bounds, heard)
-        star = star_about(visits, mode, np.linalg.inv(curvature), _STAR.flattest)
-    best = max(node.objective for node in star.nodes)
-    if best < mode.objective + _STAR.better and star.n_evaluations <= _STAR.most:
-        return star
+    if np.linalg.eigvalsh(curvature)[0] > _STAR.flattest:
+        with monitor.phase("integration over hyperparameters") as heard:
+            visits = Visits(runs.evaluate, bounds, heard)
+            star = star_about(visits, mode, np.linalg.inv(curvature), _STAR.flattest)
+        best = max(node.objective for node in star.nodes)
+        if best < mode.objective + _STAR.better and star.n_evaluations <= _STAR.most:
+            return star
     return integrate(runs.evaluate, mode, bounds, *told, curvature=curvature)
 
 
