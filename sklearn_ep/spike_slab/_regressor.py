@@ -53,11 +53,12 @@ class SpikeSlabRegressor(
         How the three above are treated where they are not given. "integrate" averages over them, by
         a grid of some 20 to 35 fits [3]_. Where columns are more than rows and the posterior of the
         three is near normal, it is a star of about ten. Priors do not depend on units. The log
-        noise variance is flat. The ratio r of slab variance (times the mean square of the columns) to
-        noise variance is hyper-g/n, (1 + r)^(-3/2) / 2 [4]_. The inclusion is Beta(1, sqrt(d)), so
-        that about sqrt(d) columns are expected. "mode" takes the values of largest evidence, with a
-        uniform prior for the inclusion. It is faster by a factor of 1 to 3, up to 8 where EP hardly
-        finds fixed points, but too sure: a third of the columns that it selects may be wrong.
+        noise variance is flat. The ratio r of slab variance (times the mean square of the columns)
+        to noise variance is hyper-g/n, (1 + r)^(-3/2) / 2 [4]_. The inclusion is Beta(1, sqrt(d)),
+        so that about sqrt(d) columns are expected. "mode" takes the values of largest evidence,
+        with a uniform prior for the inclusion. It is faster by a factor of 1 to 3, up to 8 where EP
+        hardly finds fixed points, but too sure: a third of the columns that it selects may be
+        wrong.
         "auto" is "integrate" up to ten million entries of X, rows beyond d + 1 not counted, and
         "mode" beyond, since some 30 posteriors are held in memory.
     fit_intercept : bool, default=True
