@@ -105,6 +105,9 @@ def _logistic_scales() -> tuple[np.ndarray, np.ndarray]:
 # Largest variances at which Gauss-Hermite rules of 9, 16 and 32 nodes have an error of 1e-9.
 _HERMITE_RANGES = ((0.1, 9), (0.4, 16), (1.0, 32))
 _ROUGH_VARIANCE = 10.0  # up to which five normal terms do for a reflected mean
+# Terms at once: a loop over terms takes three to ten times as long up to 200 rows; of 10,000 rows
+# 4,096 and 65,536 take 1.3 and .95 of the time.
+_MOST_TERMS = 16_384
 
 
 def logistic_moments(
@@ -140,76 +143,70 @@ def logistic_moments(
     """
     mean, var = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(var, dtype=float))
     reflect = mean < -0.5 * var
-    centre = np.where(reflect, -mean - var, mean)
-    out = np.empty((3, *mean.shape))
-    above = -1.0  # a variance of zero is in the first range
-    for limit, n in _HERMITE_RANGES:
-        rows = (var > above) & (var <= limit)
-        if rows.any():
-            out[:, rows] = _hermite_moments(centre[rows], var[rows], n)
+    centre, spread = np.where(reflect, -mean - var, mean).ravel(), var.ravel()
+    out, above = np.empty((3, mean.size)), -1.0  # a variance of zero is in the first range
+    for limit, moments, terms in _rules_by_variance(rough):
+        rows, size = np.flatnonzero((spread > above) & (spread <= limit)), len(terms[0])
+        for start in range(0, len(rows), _MOST_TERMS // size):
+            own = rows[start : start + _MOST_TERMS // size]
+            out[:, own] = moments(centre[own], spread[own], *(x[:, None] for x in terms))
         above = limit
-    if rough:
-        rows = (var > above) & (var <= _ROUGH_VARIANCE)
-        if rows.any():
-            terms = _FIVE_SLOPES**-2.0, _FIVE_WEIGHTS
-            out[:, rows] = _mixture_moments(centre[rows], var[rows], *terms)
-        above = _ROUGH_VARIANCE
-    rows = var > above
-    if rows.any():
-        out[:, rows] = _mixture_moments(centre[rows], var[rows], *_logistic_scales())
-    log_z, gradient, curvature = out
+    log_z, gradient, curvature = out.reshape(3, *mean.shape)
     log_z = np.where(reflect, mean + 0.5 * var + log_z, log_z)
     return log_z, np.where(reflect, 1.0 - gradient, gradient), curvature
 
 
+@lru_cache
+def _rules_by_variance(rough: bool) -> list[tuple[float, Any, tuple[np.ndarray, ...]]]:
+    """Return the largest variance, the moments and the terms (q,) of each rule."""
+    rules: list[Any] = [(end, _hermite_moments, gauss_hermite(n)) for end, n in _HERMITE_RANGES]
+    if rough:
+        terms = _FIVE_SLOPES**-2.0, _FIVE_WEIGHTS
+        rules.append((_ROUGH_VARIANCE, _mixture_moments, terms))
+    return [*rules, (np.inf, _mixture_moments, _logistic_scales())]
+
+
 def _hermite_moments(
-    mean: np.ndarray, var: np.ndarray, n: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    mean: np.ndarray, var: np.ndarray, nodes: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Return log Z, gradient and curvature by Gauss-Hermite quadrature about the mean.
 
     The poles of the logistic are pi from the real line, so few nodes do for a small variance.
     """
-    sd = np.sqrt(var)
-    z_sum, first, second = np.zeros((3, *mean.shape))
-    for node, weight in zip(*gauss_hermite(n), strict=True):
-        odds = np.exp(-mean - node * sd)
-        sigma = 1.0 / (1.0 + odds)
-        odds *= sigma  # 1 - sigma without cancellation
-        term = weight * sigma
-        z_sum += term
-        term *= odds
-        first += term
-        term *= odds - sigma
-        second += term
-    gradient = first / z_sum
-    return np.log(z_sum), gradient, gradient**2 - second / z_sum
+    odds = np.exp(-mean - nodes * np.sqrt(var))
+    sigma = 1.0 / (1.0 + odds)
+    odds *= sigma  # 1 - sigma without cancellation
+    term = weights * sigma
+    z_sum = np.add.reduce(term)
+    term *= odds
+    gradient = np.add.reduce(term) / z_sum
+    odds -= sigma
+    term *= odds
+    return np.log(z_sum), gradient, gradient**2 - np.add.reduce(term) / z_sum
 
 
 def _mixture_moments(
     mean: np.ndarray, var: np.ndarray, scales: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Return log Z and derivatives by a mixture of normals, scaled by its slowest exponential.
 
     Exponents left of zero are differences to that one in closed form: at large variances both are
     large and nearly equal.
     """
-    slowest = scales.max()
+    slowest, left = scales.max(), mean < 0
     shift = 0.5 * (np.minimum(mean, 0.0) / np.sqrt(var + slowest)) ** 2
-    z_sum, first, second = np.zeros((3, *mean.shape))
-    left = mean < 0
-    for scale, weight in zip(scales, weights, strict=True):
-        d2 = var + scale
-        d = np.sqrt(d2)
-        z = mean / d
-        density = weight * np.exp(-0.5 * np.maximum(z, 0.0) ** 2 - shift * ((slowest - scale) / d2))
-        # left: Phi as density times Mills' ratio keeps the common scale; right: ndtr is exact
-        z_sum += np.where(
-            left, 0.5 * density * erfcx(-np.minimum(z, 0.0) / _SQRT2), weight * ndtr(z)
-        )
-        slope = density / d
-        first += slope
-        second -= slope * mean / d2
-    gradient = first / (np.sqrt(2 * np.pi) * z_sum)
+    d2 = var + scales
+    d = np.sqrt(d2)
+    z = mean / d
+    density = weights * np.exp(-0.5 * np.maximum(z, 0.0) ** 2 - shift * ((slowest - scales) / d2))
+    # left: Phi as density times Mills' ratio keeps the common scale; right: ndtr is exact
+    term = np.empty_like(z)
+    term[:, left] = 0.5 * density[:, left] * erfcx(-z[:, left] / _SQRT2)
+    term[:, ~left] = weights * ndtr(z[:, ~left])
+    z_sum = np.add.reduce(term)
+    slope = density / d
+    gradient = np.add.reduce(slope) / (np.sqrt(2 * np.pi) * z_sum)
+    second = -np.add.reduce(slope * mean / d2)
     return (np.log(z_sum) - shift, gradient, gradient**2 - second / (np.sqrt(2 * np.pi) * z_sum))
 
 
