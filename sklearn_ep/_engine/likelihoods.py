@@ -97,9 +97,11 @@ def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Below z = -50 the sum r + z would lose every digit; there its asymptotic series takes over.
     """
     r = np.sqrt(2.0 / np.pi) / erfcx(-z / _SQRT2)
-    t = np.maximum(-z, 50.0)
-    series = (1.0 - 2.0 / t**2 + 10.0 / t**4 - 74.0 / t**6) / t
-    return r, np.where(z < -50.0, series, r + z)
+    above, far = r + z, z < -50.0
+    if np.any(far):
+        t = np.maximum(-z, 50.0)
+        above = np.where(far, (1.0 - 2.0 / t**2 + 10.0 / t**4 - 74.0 / t**6) / t, above)
+    return r, above
 
 
 class Probit(Factor):
