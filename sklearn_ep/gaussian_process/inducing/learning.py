@@ -195,6 +195,9 @@ class LearningLimits(NamedTuple):
     # 150
     rungs: tuple = ((0.1, 0.4), (0.25, 0.4), (0.5, 0.27))
     last: float = 0.135
+    # points that follow a dense posterior are near enough where a step gains less than this share
+    # of the bound: with 1e-3 the log loss of sonar is .003 higher, 1e-4 takes a fifth more time
+    near_dense: float = 3e-4
 
 
 LEARNING = LearningLimits()

@@ -19,7 +19,6 @@ from .._base import (
     sweeps_of,
     takes_some_rows,
 )
-from .._kernels import column_lengths
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import InducingRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
@@ -160,8 +159,7 @@ def new_stream(estimator, rows, labels, known=None):
     X, _, weight = rows.arrays
     kernel = known or initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
-    lengths = column_lengths(kernel, X.shape[1])
-    Z = first_points(estimator, X, weight, seed, lengths, told=False)
+    Z = first_points(estimator, X, weight, seed, kernel, told=False)
     check_kernel(kernel, kernel(Z, Z))
     P, q = labels.n_posteriors, labels.n_latents * len(Z)
     prior = InducingPrior(kernel, Z, estimator.jitter)
@@ -366,9 +364,8 @@ def _grown(stream, X, weight, plan):
     fresh = ~np.isin(keys, known)
     if not np.any(fresh):
         return stream
-    lengths = column_lengths(old.kernel, X.shape[1])
     wanted = plan.n_inducing - m
-    added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, lengths)
+    added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, old.kernel)
     prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
     gram, shift = grown(stream.gram, stream.shift, old, prior)
     return replace(stream, prior=prior, gram=gram, shift=shift)
