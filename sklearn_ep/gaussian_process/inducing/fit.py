@@ -1,7 +1,8 @@
 """Fits through inducing points: what one is made of, and the recipe.
 
 Learn kernel and points, average over the kernel where that is asked for, converge, predict. Points
-stay where the mode put them while the kernel is averaged over.
+stay where the mode put them while the kernel is averaged over. Or follow a dense average: its nodes
+and sites stay, and the points move towards it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -72,11 +73,7 @@ from .learning import (
     learn_by_passes,
     learn_on_more_and_more_rows,
 )
-from .rows import (
-    PartitionedRows,
-    distinct_rows,
-    first_points,
-)
+from .rows import PartitionedRows, distinct_rows, first_points
 from .values import AveragedInducing, InducingGP, InducingPrior
 
 
@@ -213,9 +210,8 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
     if "average" not in own:
         return SomeRows(own["kernel"])
     heaviest = with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
-    if not averages_as_dense(estimator, data):
-        return SomeRows(heaviest)
-    return SomeRows(heaviest, fit, place, weight)
+    followed = (fit, place, weight) if averages_as_dense(estimator, data) else ()
+    return SomeRows(heaviest, *followed)
 
 
 def averages_as_dense(estimator, data):
@@ -334,11 +330,8 @@ def _start_from(plan, last, move_points):
     if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
-    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != (
-        plan.labels.n_sites,
-        2,
-        sum(plan.data.sizes),
-    ):
+    shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
+    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != shape:
         return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     if last.inducing_points.shape == plan.inducing_points.shape and move_points:
@@ -391,16 +384,17 @@ def fit_inducing(plan, run, monitor):
     if own.state.sites is None:
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
-    if average is not None:
-        own.log_evidence = average.log_evidence
-        return fit._replace(**_mixed_nodes(plan, ep, average, own))
-    if plan.tempered:
-        each = ep.run(cavities_of_part, own.state.sites, own.model, ep.classes)
-        cavities, y, copies = zip(*each, strict=True)
-        rows = np.concatenate(y), np.concatenate(copies)
-        cavity = np.concatenate(cavities, axis=1)[None]
-        return tempered(fit, plan.labels.factor, rows, np.ones(1), cavity)
-    return fit._replace(loo_proba=np.exp(ep.leave_one_out(own.model, own.state.sites)))
+    if average is None:
+        if plan.tempered:
+            each = ep.run(cavities_of_part, own.state.sites, own.model, ep.classes)
+            cavities, y, copies = zip(*each, strict=True)
+            rows = np.concatenate(y), np.concatenate(copies)
+            cavity = np.concatenate(cavities, axis=1)[None]
+            return tempered(fit, plan.labels.factor, rows, np.ones(1), cavity)
+        loo = ep.leave_one_out(own.model, own.state.sites)
+        return fit._replace(loo_proba=np.exp(loo))
+    own.log_evidence = average.log_evidence
+    return fit._replace(**_mixed_nodes(plan, ep, average, own))
 
 
 def _learned_and_converged(plan, ep, trace):
@@ -414,23 +408,16 @@ def _learned_and_converged(plan, ep, trace):
     if plan.passing is not plan.labels:
         state = ep.zero(state.prior)
     elif end.n_steps and state.sites is not None:
-        state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
+        # between minibatches the posterior runs ahead of the sites, and tells what they would be
+        ahead = plan.batch_size is not None and hyper.learns and not asked
+        prior, sites = state.prior, state.sites
+        state = ep.renew(ep.model(state), sites) if ahead else ep.restate(prior, sites)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, trace.monitor)
     if average is not None:
         heaviest = average.heaviest.payload.state
         state = ep.moved(heaviest, heaviest.prior)
     return average, _converged(plan, ep, state, end, trace)
-
-
-def _renewed(ep, state, ahead):
-    """Return the state with its sums made afresh from its sites.
-
-    Between minibatches the posterior runs `ahead` of the sites; it tells what they would be.
-    """
-    if ahead:
-        return ep.renew(ep.model(state), state.sites)
-    return ep.restate(state.prior, state.sites)
 
 
 def _converged(plan, ep, state, end, trace):

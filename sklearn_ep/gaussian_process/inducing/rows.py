@@ -339,13 +339,8 @@ def choose_inducing_points(rows, weight, n_inducing, seed, kernel=None):
         standard = standard.astype(np.float32)
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
-        centres = KMeans(
-            n_inducing,
-            init=standard[first[:n_inducing]],
-            n_init=1,
-            max_iter=10,
-            random_state=seed,
-        )
+        start = standard[first[:n_inducing]]
+        centres = KMeans(n_inducing, init=start, n_init=1, max_iter=10, random_state=seed)
         centres.fit(standard, sample_weight=weight)
     return units.mean + units.spread * centres.cluster_centers_
 

@@ -23,13 +23,7 @@ from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import InducingRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
-from .rows import (
-    Units,
-    choose_inducing_points,
-    describe,
-    first_points,
-    standard_keys,
-)
+from .rows import Units, choose_inducing_points, describe, first_points, standard_keys
 from .values import InducingPrior, grown, rebase
 
 
@@ -162,11 +156,12 @@ def new_stream(estimator, rows, labels, known=None):
     Z = first_points(estimator, X, weight, seed, kernel, told=False)
     check_kernel(kernel, kernel(Z, Z))
     P, q = labels.n_posteriors, labels.n_latents * len(Z)
-    prior = InducingPrior(kernel, Z, estimator.jitter)
-    steps = STEPS if known is None else STEPS._replace(few_seen=STEPS.few_told)
-    return StreamPosterior(
-        prior, np.zeros((P, q, q)), np.zeros((P, q)), 0.0, 0.0, seed, steps=steps
+    prior, sums = (
+        InducingPrior(kernel, Z, estimator.jitter),
+        (np.zeros((P, q, q)), np.zeros((P, q))),
     )
+    steps = STEPS if known is None else STEPS._replace(few_seen=STEPS.few_told)
+    return StreamPosterior(prior, *sums, 0.0, 0.0, seed, steps=steps)
 
 
 def fit_stream(estimator, plan, X, y, forgetting):
