@@ -81,10 +81,11 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     assert few.fit(X, y).hyperparameters_used_ == "mode"
 
 
-def test_the_average_of_few_rows_depends_on_their_content_alone():
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_average_of_few_rows_depends_on_their_content_alone(moved):
     X, y = rows(100)
     order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
-    few = GP(method="sparse", n_inducing=25, random_state=0)
+    few = GP(method="sparse", n_inducing=25, learn_inducing=moved, random_state=0)
     first = few.fit(X, y).predict_proba(X)
     again = clone(few).set_params(warm_start=True).fit(X, y)
     fits = {
