@@ -19,9 +19,9 @@ class ProcessLimits:
     # image .062 to .060, waveform .221 to .223, splice .144 to .150 (the mode of one length for
     # all: .34, .10 and .28)
     averaged: int = 1000
-    # through inducing points, and up to how many a point, with nodes and sites of the dense average:
-    # of 22 sets with five rows a point the log loss is .010 lower than with the mode, .075 lower
-    # to .014 higher, in the same time; with 20 a point .007 lower, but .11 higher on bupa, in 1.4
+    # through inducing points, and up to how many a point, with all that the dense average found: of
+    # 22 sets with five rows a point the log loss is .010 lower than with the mode, .075 lower
+    # to .014 higher, in the same time; with 20 a point .007 lower, but .11 higher on one, in 1.4
     # of the time; 680 rows of 26 sets have .015 less in 1.8 times the time. Where points are asked
     # to move it is `first_rows`: of australian (621 rows) 20 splits have a log loss lower by .001
     # than by passes that move points at the kernels of the same nodes, of breast_wisconsin (615)
