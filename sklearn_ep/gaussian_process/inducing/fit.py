@@ -107,7 +107,8 @@ class InducingPlan:
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
     variance and length, None for the mode; `known` is what a dense fit to some of the rows tells,
     or to all, None without one. `sweeps` are keywords of `InducingEP.solve`, `tempered` says
-    whether rows left out choose a temper.
+    whether rows left out choose a temper. `as_dense` says whether the average is that of a dense
+    fit, `begun` whether one has told where the kernel begins; `kind` is the float type of passes.
     """
 
     data: PartitionedRows
@@ -129,22 +130,15 @@ class InducingPlan:
     jitter: float
     seed: int
     tempered: bool
+    as_dense: bool = field(init=False)
+    begun: bool = field(init=False)
+    kind: Any = field(init=False)
 
-    @property
-    def begun(self):
-        """Whether the kernel is known by some of the rows, and learned from all."""
-        return self.known is not None and not self.as_dense
-
-    @property
-    def as_dense(self):
-        """Whether the average is that of a dense fit to all rows."""
-        return self.known is not None and self.known.fit is not None
-
-    @property
-    def kind(self):
-        """Float type of the passes of learning."""
+    def __post_init__(self):
+        self.as_dense = self.known is not None and self.known.fit is not None
+        self.begun = self.known is not None and not self.as_dense
         many = self.begun or self.data.weight >= LIMITS.single_passes
-        return np.float32 if many else np.float64
+        self.kind = np.float32 if many else np.float64
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
