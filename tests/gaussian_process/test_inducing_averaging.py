@@ -62,30 +62,30 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     whole = GP(inducing_points=X, jitter=1e-9).fit(X, y)
     np.testing.assert_allclose(whole.hyper_theta_, dense.hyper_theta_, atol=1e-4)
     np.testing.assert_array_equal(whole.hyper_anisotropy_, dense.hyper_anisotropy_)
-    np.testing.assert_allclose(whole.hyper_weights_, dense.hyper_weights_, atol=5e-3)
-    np.testing.assert_allclose(whole.predict_proba(new), dense.predict_proba(new), atol=2e-3)
-    np.testing.assert_allclose(whole.loo_proba_, dense.loo_proba_, atol=2e-3)
-    assert whole.log_evidence_ == pytest.approx(dense.log_evidence_, abs=0.02)
+    np.testing.assert_allclose(whole.loo_proba_, dense.loo_proba_, atol=1e-5)
     few = GP(method="sparse", n_inducing=20, random_state=0)
     assert len(few.fit(X, y).hyper_weights_) > 1
-    # through few points evidences differ, and so do weights
-    assert np.max(np.abs(few.hyper_weights_ - dense.hyper_weights_)) > 0.01
-    # where points move they favour one kernel: the weights and the evidence are the dense ones
+    # whether points stay or move, they follow the dense posterior, the nearer the better they lie
     moved = clone(few).set_params(learn_inducing=True).fit(X, y)
     assert moved.learn_inducing_
     assert np.max(np.abs(moved.inducing_points_ - few.inducing_points_)) > 0.1
-    np.testing.assert_allclose(moved.hyper_weights_, dense.hyper_weights_, atol=1e-6)
-    assert moved.log_evidence_ == pytest.approx(dense.log_evidence_, abs=1e-6)
+    far = {}
+    for name, fit in dict(whole=whole, few=few, moved=moved).items():
+        np.testing.assert_allclose(fit.hyper_weights_, dense.hyper_weights_, atol=1e-6)
+        assert fit.log_evidence_ == pytest.approx(dense.log_evidence_, abs=1e-6)
+        far[name] = np.abs(fit.predict_proba(new) - dense.predict_proba(new)).max()
+    assert far["whole"] < 1e-5 and far["moved"] < 0.7 * far["few"] < 0.07
     for settings in dict(optimizer="adam"), dict(n_inducing=10), dict(multi_class="joint"):
         assert clone(few).set_params(**settings).fit(X, y).hyperparameters_used_ == "mode"
     monkeypatch.setattr(LIMITS, "averaged_through_points", (129, 100))
     assert few.fit(X, y).hyperparameters_used_ == "mode"
 
 
-def test_the_average_of_few_rows_depends_on_their_content_alone():
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_average_of_few_rows_depends_on_their_content_alone(moved):
     X, y = rows(100)
     order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
-    few = GP(method="sparse", n_inducing=25, random_state=0)
+    few = GP(method="sparse", n_inducing=25, learn_inducing=moved, random_state=0)
     first = few.fit(X, y).predict_proba(X)
     again = clone(few).set_params(warm_start=True).fit(X, y)
     fits = {

@@ -1,7 +1,8 @@
 """Fits through inducing points: what one is made of, and the recipe.
 
 Learn kernel and points, average over the kernel where that is asked for, converge, predict. Points
-stay where the mode put them while the kernel is averaged over.
+stay where the mode put them while the kernel is averaged over. Or follow a dense average: its nodes
+and sites stay, and the points move towards it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,11 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import (
     KEPT,
     TO_THE_MODE,
+    Accuracy,
     Node,
     Nodes,
     average_of,
@@ -56,7 +59,7 @@ from .._hyperparameters import (
     random_starts,
     wants_average,
 )
-from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
+from .._kernels import has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
 from .classes import JointLabels, cavities_of_part
 from .ep import BinaryProblems, InducingEP, PassState, copies_of_part
@@ -64,30 +67,33 @@ from .learning import (
     LEARNING,
     STEP_RULES,
     Hyperparameters,
+    InducingNode,
     InducingProblem,
     learn_by_minibatches,
     learn_by_passes,
     learn_on_more_and_more_rows,
 )
-from .rows import (
-    PartitionedRows,
-    distinct_rows,
-    first_points,
-)
-from .values import AveragedInducing
+from .rows import PartitionedRows, distinct_rows, first_points
+from .values import AveragedInducing, InducingGP, InducingPrior
 
 
-class KernelNodes(NamedTuple):
-    """What a dense fit to some of the rows tells of the kernel: the heaviest, of all also others.
+class SomeRows(NamedTuple):
+    """What a dense fit to some of the rows tells: the heaviest kernel, and of all rows all nodes.
 
-    `average` is over nodes with kernel parameters `theta` (M, p) and spreads `anisotropy` (M,) of
-    the log lengths; None where the kernel is one to begin with.
+    `fit` is the `BinaryFit` of an average to all rows: row i of them is number `place` (n,) of its
+    distinct rows, which have `copies`. None where they are not all, or where the kernel is one.
     """
 
     kernel: Kernel
-    average: Any = None
-    theta: np.ndarray = np.empty(0)
-    anisotropy: np.ndarray = np.empty(0)
+    fit: Any = None
+    place: Any = None
+    copies: Any = None
+
+    def sites(self, node):
+        """Return precisions and shifts (2, n) of the distinct rows at a node, copies counted."""
+        own = self.fit.posterior.posteriors[node]
+        mean = own.kernel(own.X) @ own.alpha
+        return np.array([own.precision, own.alpha + own.precision * mean])
 
 
 @dataclass
@@ -99,14 +105,14 @@ class InducingPlan:
     `passing` are those of the passes that learn.
     `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
-    variance and length, None for the mode; `nodes` are those of a dense average, which are averaged
-    over instead. `sweeps` are keywords of `InducingEP.solve`, `kind` is the float type of the
-    passes of learning, `tempered` says whether rows left out choose a temper.
+    variance and length, None for the mode; `known` is what a dense fit to some of the rows tells,
+    or to all, None without one. `sweeps` are keywords of `InducingEP.solve`, `tempered` says
+    whether rows left out choose a temper. `as_dense` says whether the average is that of a dense
+    fit, `begun` whether one has told where the kernel begins; `kind` is the float type of passes.
     """
 
     data: PartitionedRows
     kernel: Kernel
-    begun: bool
     inducing_points: np.ndarray
     labels: Any
     passing: Any
@@ -118,13 +124,21 @@ class InducingPlan:
     learning_rate: float
     flat: bool
     averaging: Any
-    nodes: KernelNodes | None
+    known: SomeRows | None
     sweeps: dict[str, Any]
     max_iter: int
     jitter: float
     seed: int
-    kind: Any
     tempered: bool
+    as_dense: bool = field(init=False)
+    begun: bool = field(init=False)
+    kind: Any = field(init=False)
+
+    def __post_init__(self):
+        self.as_dense = self.known is not None and self.known.fit is not None
+        self.begun = self.known is not None and not self.as_dense
+        many = self.begun or self.data.weight >= LIMITS.single_passes
+        self.kind = np.float32 if many else np.float64
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -133,7 +147,7 @@ class InducingPlan:
             self.inducing_points,
             np.sqrt(self.data.var),
             self.jitter,
-            learn_kernel=self.optimizer is not None and self.nodes is None,
+            learn_kernel=self.optimizer is not None and not self.as_dense,
             learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in STEP_RULES,
             lengths_near=not self.flat,
@@ -174,11 +188,11 @@ def checked_optimizer(estimator, factor):
 
 
 def kernels_of_some_rows(estimator, run, data, monitor, joint):
-    """Return the `KernelNodes` of the dense fit to some of the rows, or to all where they are few.
+    """Return the `SomeRows` of the dense fit to some of the rows, or to all where they are few.
 
     Of some it is the kernel that weighs most in the average; None where a class has none of these.
     """
-    X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
+    X, y, weight, place = distinct_rows(run, data, LIMITS.first_rows, 0)
     if len(np.unique(y)) < len(data.labels):
         return None
     with monitor.phase("some rows first") as told:
@@ -188,11 +202,10 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
     if "average" not in own:
-        return KernelNodes(own["kernel"])
+        return SomeRows(own["kernel"])
     heaviest = with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
-    if not averages_as_dense(estimator, data):
-        return KernelNodes(heaviest)
-    return KernelNodes(heaviest, own["average"], own["theta"], own["anisotropy"])
+    followed = (fit, place, weight) if averages_as_dense(estimator, data) else ()
+    return SomeRows(heaviest, *followed)
 
 
 def averages_as_dense(estimator, data):
@@ -230,41 +243,35 @@ def _moves_inducing(estimator, kernel, many):
 
 
 def labels_of(estimator, joint, copies=None):
-    """Return what rows say to passes: all classes jointly or binary problems, of so many `copies`.
+    """Return what rows say to passes: all classes jointly or binary problems.
 
-    These are None unless one averaged site stands for all.
+    Where one averaged site stands for all rows it is that of so many `copies`.
     """
     if joint:
         return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     factor, rule = factor_of(estimator), rule_of_power(estimator.power)
-    return BinaryProblems(factor, rule, estimator._n_problems, copies)
+    averaged = estimator.site_memory == "average"
+    return BinaryProblems(factor, rule, estimator._n_problems, copies if averaged else None)
 
 
 def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
 
-    `joint` says whether all classes share a posterior; `known` are the `KernelNodes` of some of the
-    rows, None where they are not known. With an average they are those of the fit.
+    `joint` says whether all classes share a posterior, `known` is what a dense fit to some of the
+    rows tells, or to all.
     """
-    averaged = estimator.site_memory == "average"
-    labels = labels_of(estimator, joint, data.weight if averaged else None)
-    nodes = known if known is not None and known.average is not None else None
-    begun, n_rows = known is not nodes, sum(data.sizes)
-    begins = begins_with_some_rows(estimator, n_rows)
-    kernel = known.kernel if known else initial_kernel(estimator, float(data.var.sum()))
-    lengths = column_lengths(kernel, len(data.var))
-    m = inducing_count(estimator, n_rows if begins else None)
-    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
-    check_kernel(kernel, kernel(Z, Z))
+    labels = labels_of(estimator, joint, data.weight)
+    begins = begins_with_some_rows(estimator, sum(data.sizes))
     optimizer = checked_optimizer(estimator, labels.factor)
     own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
-    if own_lengths and not begun:
+    kernel, Z = _first_kernel_and_points(estimator, data, seed, known, begins)
+    if own_lengths and known is None:
         kernel = with_own_lengths(kernel, len(data.var))
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
+    many = data.weight > LIMITS.prior_of_lengths and not own_lengths
     plan = InducingPlan(
         data=data,
         kernel=kernel,
-        begun=begun,
         inducing_points=Z,
         labels=labels,
         # apart classes cost a fraction of joint ones, and find about the same kernel and points
@@ -275,19 +282,26 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         sites=None,
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
-        flat=estimator.hyperparameters == "mode"
-        or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
+        flat=estimator.hyperparameters == "mode" or many,
         averaging=_averaging(estimator, kernel, data, joint),
-        nodes=nodes,
+        known=known,
         sweeps=sweeps_of(estimator),
         max_iter=estimator.max_iter,
         jitter=estimator.jitter,
         seed=seed,
-        kind=np.float32 if begun or data.weight >= LIMITS.single_passes else np.float64,
         tempered=joint and takes_temper(estimator),
     )
     _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
     return plan
+
+
+def _first_kernel_and_points(estimator, data, seed, known, begins):
+    """Return the kernel that is given, known or the default, and the first inducing points."""
+    kernel = known.kernel if known else initial_kernel(estimator, float(data.var.sum()))
+    m = inducing_count(estimator, sum(data.sizes) if begins else None)
+    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, kernel, m=m)
+    check_kernel(kernel, kernel(Z, Z))
+    return kernel, Z
 
 
 def _averaging(estimator, kernel, data, joint):
@@ -310,11 +324,8 @@ def _start_from(plan, last, move_points):
     if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
-    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != (
-        plan.labels.n_sites,
-        2,
-        sum(plan.data.sizes),
-    ):
+    shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
+    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != shape:
         return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     if last.inducing_points.shape == plan.inducing_points.shape and move_points:
@@ -361,23 +372,9 @@ def gp_fit(run, sites=None, loo_proba=None):
 
 
 def fit_inducing(plan, run, monitor):
-    """Learn the hyperparameters if asked, converge EP on an open map, and return the `GPFit`."""
-    ep, hyper, trace, average = plan.engine(run), plan.hyperparameters(), Trace(monitor), None
-    passes = plan.engine(run, plan.passing)
-    state, end = _learned(plan, passes, hyper, trace)
-    asked = end.reason == "asked"
-    if plan.passing is not plan.labels:
-        state = ep.zero(state.prior)
-    elif end.n_steps and state.sites is not None:
-        state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
-    if plan.averaging is not None and not asked:
-        average = average_over_kernel(plan, ep, state, monitor)
-    elif plan.nodes is not None:
-        average = average_at_nodes(plan, ep, state, monitor)
-    if average is not None:
-        heaviest = average.heaviest.payload.state
-        state = ep.moved(heaviest, heaviest.prior)
-    own = _converged(plan, ep, state, end, trace)
+    """Return the `GPFit` of passes over an open map, or of a dense average through points."""
+    ep, trace = plan.engine(run), Trace(monitor)
+    average, own = (follow_dense if plan.as_dense else _learned_and_converged)(plan, ep, trace)
     if own.state.sites is None:
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
@@ -394,14 +391,27 @@ def fit_inducing(plan, run, monitor):
     return fit._replace(**_mixed_nodes(plan, ep, average, own))
 
 
-def _renewed(ep, state, ahead):
-    """Return the state with its sums made afresh from its sites.
+def _learned_and_converged(plan, ep, trace):
+    """Learn the hyperparameters if asked, converge EP; return the `Average` or None, and the run.
 
-    Between minibatches the posterior runs `ahead` of the sites; it tells what they would be.
+    The `InducingRun` is that of the heaviest node of an average.
     """
-    if ahead:
-        return ep.renew(ep.model(state), state.sites)
-    return ep.restate(state.prior, state.sites)
+    hyper, average = plan.hyperparameters(), None
+    state, end = _learned(plan, plan.engine(ep.run, plan.passing), hyper, trace)
+    asked = end.reason == "asked"
+    if plan.passing is not plan.labels:
+        state = ep.zero(state.prior)
+    elif end.n_steps and state.sites is not None:
+        # between minibatches the posterior runs ahead of the sites, and tells what they would be
+        ahead = plan.batch_size is not None and hyper.learns and not asked
+        prior, sites = state.prior, state.sites
+        state = ep.renew(ep.model(state), sites) if ahead else ep.restate(prior, sites)
+    if plan.averaging is not None and not asked:
+        average = average_over_kernel(plan, ep, state, trace.monitor)
+    if average is not None:
+        heaviest = average.heaviest.payload.state
+        state = ep.moved(heaviest, heaviest.prior)
+    return average, _converged(plan, ep, state, end, trace)
 
 
 def _converged(plan, ep, state, end, trace):
@@ -490,32 +500,56 @@ def average_over_kernel(plan, ep, state, monitor):
     return sample_about(partial(evaluate, slopes=False), mode, space.bounds, curvature, 1, monitor)
 
 
-def average_at_nodes(plan, ep, state, monitor):
-    """Return the `Average` over the nodes of a dense one, None where EP has no fixed point at any.
+def follow_dense(plan, ep, trace):
+    """Return a dense average of all rows as seen through inducing points, and its `InducingRun`.
 
-    They have the weights of importance sampling: those of the dense average, times how far the
-    evidence through the points is above the dense one. Points that were moved favour the kernel
-    under which they were: the weights, and the evidence, are then the dense ones.
+    At each node the sites are the dense ones: of all posteriors through the points theirs has the
+    smallest divergence from the dense one (Titsias 2009). Weights and evidence stay dense.
     """
-    problem = plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40)
-    _, dense, theta, spread = plan.nodes
-    nodes: list[Node] = []
-    log_mass = []
-    with monitor.phase("integration over hyperparameters") as told:
-        for own, s, weight, whole in zip(theta, spread, dense.weight, dense.nodes, strict=True):
-            space = KernelScales.at(plan.kernel, own, None, s)
-            near = nodes[-1] if nodes else None
-            node = Nodes(problem, space).evaluate(space.phi(own), near, slopes=False)
-            if node is None:
-                continue
-            nodes.append(node._replace(log_prior=whole.log_prior))
-            ratio = 0.0 if plan.learn_inducing else node.log_evidence - whole.log_evidence
-            log_mass.append(np.log(weight) + ratio)
-            if told({"log_density": node.objective}):
-                break
-    if not nodes:
-        return None
-    return average_of(nodes, np.array(log_mass) + dense.log_evidence)
+    known, dense, nodes = plan.known, plan.known.fit, []
+    average, theta, spread = (dense.attributes[k] for k in ("average", "theta", "anisotropy"))
+    heaviest = int(np.argmax(average.weight))
+    with trace.monitor.phase("inducing points") as step:
+        Z, end = nearest_points(plan, heaviest, StepsOfPhase(step))
+    trace.begin()
+    for k, node in enumerate(average.nodes):
+        prior = InducingPrior(with_theta(plan.kernel, theta[k]), Z, plan.jitter)
+        sites = (known.sites(k) / known.copies)[None, :, known.place]
+        state = ep.restate(prior, np.split(sites, np.cumsum(ep.sizes)[:-1], axis=2))
+        told = node.log_evidence, node.residual, None, spread[k]
+        payload = InducingNode(theta[k], state, ep.model(state), *told)
+        nodes.append(node._replace(payload=payload))
+    _, state, model, log_evidence, residual, *_ = nodes[heaviest].payload
+    trace.end({"residual": residual, "log_evidence": log_evidence}, model)
+    reason, n_sweeps = worst_reason([dense.reason, end.reason]), dense.attributes["n_sweeps"]
+    remark = dense.remark or remark_of(end)
+    run = InducingRun(state, model, trace.history, reason, n_sweeps, log_evidence, remark)
+    return average._replace(nodes=nodes), run
+
+
+def nearest_points(plan, node, monitor):
+    """Return the points (m, d) through which a posterior is nearest to the dense one at a node.
+
+    They maximise the bound on the log evidence of the dense sites, which is below it by the
+    divergence; points that stay are the first ones. Returns them and the `LearningEnd`.
+    """
+    hyper, dense = plan.hyperparameters(), plan.known.fit.posterior.posteriors[node]
+    precision, shift = plan.known.sites(node)
+
+    def at(vector, _):
+        try:
+            latent = InducingGP(dense.kernel, dense.X, hyper.prior(vector).Z, plan.jitter)
+        except ImproperPosterior:  # such as inducing points that have met
+            return None
+        state, half = latent.posterior(precision, shift), -0.5 * precision
+        slope = latent.evidence_gradient(state, half, inputs=plan.learn_inducing)[1]
+        bound = state.log_evidence + half @ latent.extra_var
+        return Node(vector, bound, 0.0, np.ravel(slope * hyper.unit), 0.0, latent.prior)
+
+    how: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=monitor)
+    enough = Accuracy(ftol=LEARNING.near_dense)
+    found, end = or_refuse(search_mode(at, hyper.start, hyper.bounds, enough, **how))
+    return found.payload.Z, end
 
 
 def _mixed_nodes(plan, ep, average, run):

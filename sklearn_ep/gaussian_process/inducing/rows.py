@@ -14,6 +14,7 @@ from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, inducing_count, weighted_mean
+from .._kernels import column_lengths
 from .._limits import LIMITS
 
 # Standardised rows are rounded to this before they get their keys: far above the rounding of
@@ -230,18 +231,20 @@ def candidate_rows(run, units, seed, n_rows, count):
 def distinct_rows(run, data, count, seed):
     """Return about `count` distinct rows with class indices and numbers of copies, in their order.
 
-    That of their keys: neither choice nor order depends on whether copies are written out.
+    That of their keys: neither choice nor order depends on whether copies are written out. The last
+    array says which of them each row is that was looked at.
     """
     largest = key_of_rank(run, data.units, seed, count)
     X, y, weight = data.rows_up_to(run, seed, largest)
     keys = standard_keys(X, data.units, seed)
     order = np.lexsort((y, keys))
     new = np.diff(keys[order]).astype(bool) | np.diff(y[order]).astype(bool)
-    first = np.flatnonzero(np.append(True, new))
-    copies, chosen = np.add.reduceat(weight[order], first), order[first]
+    first = np.append(True, new)
+    place = (np.cumsum(first) - 1)[np.argsort(order)]
+    copies, chosen = np.bincount(place, weight), order[first]
     # rows of one content with several labels stay together
     within = keys[chosen] <= keys[chosen[: count + 1][-1]] - (len(chosen) > count)
-    return X[chosen[within]], y[chosen[within]], copies[within]
+    return X[chosen[within]], y[chosen[within]], copies[within], place
 
 
 def describe(run, own, seed, n_candidates):
@@ -315,18 +318,19 @@ def checked_parts(parts):
     return [Part(*p) if isinstance(p, tuple) else p for p in parts]
 
 
-def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
+def choose_inducing_points(rows, weight, n_inducing, seed, kernel=None):
     """Return up to `n_inducing` points (m, d) by a few steps of k-means from random rows.
 
-    Rows and start are chosen by content and distances are measured in `lengths` (d,), those of the
-    kernel, or in units of the spread of each column, so that the answer depends neither on the
-    order of the rows, nor on whether copies are written out, nor on the units of the columns.
+    Rows and start are chosen by content and distances are measured in the lengths of a kernel, or
+    in units of the spread of each column, so that the answer depends neither on the order of the
+    rows, nor on whether copies are written out, nor on the units of the columns.
     """
     units = Units.of_rows(rows, weight)
     distinct = np.unique(row_keys(rows, seed), return_index=True)[1]
     first = distinct[_content_order(rows[distinct], units, seed)]
     if len(first) <= n_inducing:
         return rows[first]
+    lengths = None if kernel is None else column_lengths(kernel, rows.shape[1])
     if lengths is not None:
         longest = np.max(units.spread / lengths)  # by which no square over- or underflows
         units = units._replace(spread=np.where(units.spread > 0, longest * lengths, 0.0))
@@ -335,27 +339,22 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
         standard = standard.astype(np.float32)
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
-        centres = KMeans(
-            n_inducing,
-            init=standard[first[:n_inducing]],
-            n_init=1,
-            max_iter=10,
-            random_state=seed,
-        )
+        start = standard[first[:n_inducing]]
+        centres = KMeans(n_inducing, init=start, n_init=1, max_iter=10, random_state=seed)
         centres.fit(standard, sample_weight=weight)
     return units.mean + units.spread * centres.cluster_centers_
 
 
-def first_points(estimator, rows, weight, seed, lengths=None, told=True, m=None):
+def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
     """Return the inducing points (m, d) that were given, or chosen from the rows.
 
-    `lengths` (d,) are those of the kernel. A UserWarning may be `told` where n_inducing asks for
-    other ones.
+    Distances are in the lengths of the kernel. A UserWarning may be `told` where n_inducing asks
+    for other ones.
     """
     given = estimator.inducing_points
     if given is None:
         m = inducing_count(estimator) if m is None else m
-        Z = choose_inducing_points(rows, weight, m, seed, lengths)
+        Z = choose_inducing_points(rows, weight, m, seed, kernel)
     else:
         Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
         if Z.shape[1] != rows.shape[1]:

@@ -19,18 +19,11 @@ from .._base import (
     sweeps_of,
     takes_some_rows,
 )
-from .._kernels import column_lengths
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import InducingRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
-from .rows import (
-    Units,
-    choose_inducing_points,
-    describe,
-    first_points,
-    standard_keys,
-)
+from .rows import Units, choose_inducing_points, describe, first_points, standard_keys
 from .values import InducingPrior, grown, rebase
 
 
@@ -160,15 +153,15 @@ def new_stream(estimator, rows, labels, known=None):
     X, _, weight = rows.arrays
     kernel = known or initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
-    lengths = column_lengths(kernel, X.shape[1])
-    Z = first_points(estimator, X, weight, seed, lengths, told=False)
+    Z = first_points(estimator, X, weight, seed, kernel, told=False)
     check_kernel(kernel, kernel(Z, Z))
     P, q = labels.n_posteriors, labels.n_latents * len(Z)
-    prior = InducingPrior(kernel, Z, estimator.jitter)
-    steps = STEPS if known is None else STEPS._replace(few_seen=STEPS.few_told)
-    return StreamPosterior(
-        prior, np.zeros((P, q, q)), np.zeros((P, q)), 0.0, 0.0, seed, steps=steps
+    prior, sums = (
+        InducingPrior(kernel, Z, estimator.jitter),
+        (np.zeros((P, q, q)), np.zeros((P, q))),
     )
+    steps = STEPS if known is None else STEPS._replace(few_seen=STEPS.few_told)
+    return StreamPosterior(prior, *sums, 0.0, 0.0, seed, steps=steps)
 
 
 def fit_stream(estimator, plan, X, y, forgetting):
@@ -366,9 +359,8 @@ def _grown(stream, X, weight, plan):
     fresh = ~np.isin(keys, known)
     if not np.any(fresh):
         return stream
-    lengths = column_lengths(old.kernel, X.shape[1])
     wanted = plan.n_inducing - m
-    added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, lengths)
+    added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, old.kernel)
     prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
     gram, shift = grown(stream.gram, stream.shift, old, prior)
     return replace(stream, prior=prior, gram=gram, shift=shift)
