@@ -366,13 +366,8 @@ class EvidenceSearch:
 
 def _settled(state):
     """State led to its fixed point as far as a few steps go."""
-    out = descend(
-        state,
-        max_iter=_LEARNING.inner_iter,
-        tol=_LEARNING.inner_tol,
-        least_gain=_LEARNING.inner_gain,
-    )
-    return out.evaluation.payload
+    limits = dict(tol=_LEARNING.inner_tol, least_gain=_LEARNING.inner_gain)
+    return descend(state, max_iter=_LEARNING.inner_iter, **limits).evaluation.payload
 
 
 # ------------------------------------------------------------- evidence by single models
