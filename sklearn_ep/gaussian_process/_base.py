@@ -643,9 +643,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     def _through_points(self, n_rows):
         """Return whether a fit to so many rows goes through inducing points."""
         many = n_rows > LIMITS.dense and not self._takes_objects
-        return self.method == "sparse" or (
-            self.method == "auto" and (self._asks_for_inducing or many)
-        )
+        wanted = self._asks_for_inducing or many
+        return self.method == "sparse" or (self.method == "auto" and wanted)
 
     def _check_new(self, X):
         check_is_fitted(self)

@@ -646,9 +646,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if last is not None and last.inducing_points is not None:
             joint = last.joint  # the posterior so far
         plan = plan_stream(self, joint)
-        told = dict(
-            variance_temper_=None, learn_inducing_=False, stream_log_score_=self._score_before(X, y)
-        )
+        told = dict(variance_temper_=None, learn_inducing_=False)
+        told["stream_log_score_"] = self._score_before(X, y)
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)
 

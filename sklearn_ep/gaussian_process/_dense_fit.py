@@ -334,9 +334,8 @@ class Deviations(Nodes):
         own = self.space.scales.lengths
         centring = np.eye(len(own)) - 1.0 / len(own)
         # along the mean, which is no deviation, the determinant has a factor of one
-        scaled = self.space.s**2 * centring @ curvature[np.ix_(own, own)] @ centring + 1.0 / len(
-            own
-        )
+        scaled = self.space.s**2 * centring @ curvature[np.ix_(own, own)] @ centring
+        scaled += 1.0 / len(own)
         gain = min(0.5 * node.gradient @ np.linalg.solve(curvature, node.gradient), most)
         return node.objective + gain - 0.5 * np.linalg.slogdet(scaled)[1]
 

@@ -82,7 +82,7 @@ class EnergyState:
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""
-        return self.problem.factor.matched(self.mean, self.var, self._roots)
+        return self.problem.factor.matched(self.mean, self.var, self._roots, self.tilted.inclusion)
 
     @property
     def roots(self):

@@ -28,11 +28,12 @@ from scipy.optimize import minimize
 from scipy.special import log_expit, logsumexp
 
 from .._engine.contracts import require
-from .._engine.gaussian import ImproperPosterior, checked_cholesky, triangular_solve
+from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Told, unheard
 from ._chains import best_model
 from ._energy import descend, regular_ep
 from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target
+from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
@@ -365,13 +366,8 @@ class EvidenceSearch:
 
 def _settled(state):
     """State led to its fixed point as far as a few steps go."""
-    out = descend(
-        state,
-        max_iter=_LEARNING.inner_iter,
-        tol=_LEARNING.inner_tol,
-        least_gain=_LEARNING.inner_gain,
-    )
-    return out.evaluation.payload
+    limits = dict(tol=_LEARNING.inner_tol, least_gain=_LEARNING.inner_gain)
+    return descend(state, max_iter=_LEARNING.inner_iter, **limits).evaluation.payload
 
 
 # ------------------------------------------------------------- evidence by single models
@@ -391,13 +387,9 @@ def sampled_log_evidence(state, seed, n_models):
     order = np.argsort(on)
     on = on[order]
     gain_in, gain_out = factor.logit - np.log(on), -np.log1p(-on)
-    nothing, gain = gain_out.sum(), gain_in - gain_out
-    rng = np.random.default_rng(seed)
-    weights = []
-    for _ in range(n_models):
-        drawn = np.flatnonzero(rng.random(len(on)) < on)
-        inside = _log_likelihood(state.problem, factor.members(order[drawn]))
-        weights.append(nothing + gain[drawn].sum() + inside)
+    drawn = np.random.default_rng(seed).random((n_models, len(on))) < on
+    inside = _log_likelihoods(state.problem, [factor.members(order[one]) for one in drawn])
+    weights = gain_out.sum() + drawn @ (gain_in - gain_out) + inside
     prior = len(on) * log_expit(-factor.logit)
     return float(prior + logsumexp(weights) - np.log(n_models))
 
@@ -415,17 +407,19 @@ def leading_log_evidence(state, n_rounds):
     found: dict[frozenset[int], float] = {}
     visited = set()
 
-    def evaluate(model):
-        columns = factor.members(np.array(sorted(model), dtype=int))
-        found[model] = _log_likelihood(state.problem, columns) + factor.logit * len(model)
+    def evaluate(models):
+        columns = [factor.members(np.array(sorted(model), dtype=int)) for model in models]
+        size = np.array([len(model) for model in models])
+        inside = _log_likelihoods(state.problem, columns) + factor.logit * size
+        found.update(zip(models, inside.tolist(), strict=True))
 
     here = frozenset(np.flatnonzero(on > 0.5).tolist())
-    evaluate(here)
+    evaluate([here])
     for _ in range(n_rounds):
         visited.add(here)
-        for model in (here ^ {j} for j in doubtful):
-            if model not in found:
-                evaluate(model)
+        near = [model for model in (here ^ {j} for j in doubtful) if model not in found]
+        if near:
+            evaluate(near)
         left = found.keys() - visited
         if not left:
             break
@@ -434,17 +428,28 @@ def leading_log_evidence(state, n_rounds):
     return float(prior + logsumexp(list(found.values())))
 
 
-def _log_likelihood(problem, columns):
-    """Log density of y with the coefficients of some columns from the slab, the others zero."""
+def _log_likelihoods(problem, models):
+    """Log densities (len(models),) of y, the columns of each model from the slab, others zero."""
+    most = max(map(len, models))
+    step = max(1, BLOCK_BYTES // (8 * len(problem.model.y) * (most + 1)))
+    parts = [models[k : k + step] for k in range(0, len(models), step)]
+    return np.concatenate([_together(problem, part, most) for part in parts])
+
+
+def _together(problem, models, most):
+    """Log densities of y under a few models of at most so many columns each."""
     model, noise = problem.model, problem.noise
-    X, y = model.X[:, columns], model.y
-    ratio = problem.factor.slab_variance / noise
-    few = X.shape[1] < X.shape[0]
-    side = X.T if few else X
-    root = checked_cholesky(np.eye(len(side)) + ratio * (side @ side.T))
-    image = triangular_solve(root, X.T @ y if few else y)
-    square = y @ y - ratio * (image @ image) if few else image @ image
-    log_det = 2 * np.log(np.diagonal(root)).sum()
+    y, ratio = model.y, problem.factor.slab_variance / noise
+    X = np.zeros((len(models), len(y), most))  # columns of zeros change nothing
+    for part, columns in zip(X, models, strict=True):
+        part[:, : len(columns)] = model.X[:, columns]
+    few, turned = most < len(y), X.transpose(0, 2, 1)
+    system = ratio * (turned @ X if few else X @ turned)
+    np.einsum("bii->bi", system)[...] += 1.0
+    image = turned @ y if few else np.broadcast_to(y, X.shape[:2])
+    square = np.einsum("bi,bi->b", image, np.linalg.solve(system, image[..., None])[..., 0])
+    square = y @ y - ratio * square if few else square
+    log_det = np.linalg.slogdet(system)[1]
     total = problem.n_rows * np.log(2 * np.pi * noise) + log_det + (square + model.rest) / noise
     return -0.5 * total - problem.constant
 

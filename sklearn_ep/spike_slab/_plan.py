@@ -187,11 +187,9 @@ def make_plan(estimator, X, y, sample_weight, groups):
     integrates = how == "integrate" or (how == "auto" and model.X.size <= LARGEST_INTEGRATED)
     plain = integrates and estimator.algorithm == "auto" and groups is None
     integrates = integrates and bool(space.free.any())
-    prior = (
-        HyperPrior.of_integral(space, factor.n_indicators(d))
-        if integrates
-        else HyperPrior.of_mode()
-    )
+    prior = HyperPrior.of_mode()
+    if integrates:
+        prior = HyperPrior.of_integral(space, factor.n_indicators(d))
     settings = (estimator.algorithm, estimator.damping, estimator.max_iter, estimator.tol)
     return SpikeSlabPlan(
         units=units,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, logit
 
 MAX_NEWTON = 200  # bisection alone halves any bracket to rounding in fewer
 
@@ -102,15 +102,17 @@ class SpikeSlab:
         return TiltedSpikeSlab(mean, var, on, slab_mean, slab_var, log_z)
 
     def matched(
-        self, mean: np.ndarray, var: np.ndarray, start: np.ndarray | None = None
+        self, mean: np.ndarray, var: np.ndarray, start: Any = None, inclusion: Any = None
     ) -> MatchedCavity:
         """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.
 
         One increasing equation in the inclusion probability of each indicator. It is solved in
         u with rho = low + (1 - low) sigmoid(u), where low is the largest mean^2 / E w^2 of the
-        indicator: neither rho - low nor 1 - rho then suffers from cancellation.
+        indicator: neither rho - low nor 1 - rho then suffers from cancellation. The search begins
+        at roots `start` (m,), else where features have about the `inclusion` (d,), None if unknown.
         """
-        return _InverseMap(self, mean, var).solve(start)
+        equation = _InverseMap(self, mean, var)
+        return equation.solve(equation.guess(inclusion) if start is None else start)
 
     def fisher_parts(
         self, t: TiltedSpikeSlab
@@ -199,11 +201,17 @@ class _InverseMap:
         high = k + np.abs(base) + 50 + np.maximum(k - base, 0)
         return -2 * (np.abs(base) + np.log1p(k) + 60), high
 
-    def solve(self, start: np.ndarray | None) -> MatchedCavity:
-        k, base = self.strength, self.base
+    def guess(self, inclusion: np.ndarray | None) -> np.ndarray:
+        """Return where to begin: an inclusion next to one or `low` tells less than the signal."""
+        u, told = self.strength - self.base, np.array(np.nan)
+        if inclusion is not None:
+            share = (self.factor.per_indicator(inclusion) - self.low) / self.room
+            told = logit(np.clip(share, 0.0, 1.0))
+        return np.where(u > 0, u, np.where(np.isfinite(told), told, u / 1.5))
+
+    def solve(self, start: np.ndarray) -> MatchedCavity:
         low, high = self._bracket()
-        u = np.where(k > base, k - base, (k - base) / 1.5) if start is None else start
-        u = np.clip(u, low, high)
+        u = np.clip(start, low, high)
         todo: Any = slice(None)
         for _ in range(MAX_NEWTON):
             now = u[todo]

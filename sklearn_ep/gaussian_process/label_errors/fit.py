@@ -301,9 +301,8 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     setting = heaviest.payload.setting
     watch = watch_of_sweeps(trace, end, setting)
     result, path = _converged(problem, setting, heaviest.payload.sites, watch)
-    pairs = [
-        (n.payload.setting, result if n is heaviest else n.payload.result) for n in average.nodes
-    ]
+    own = [node.payload for node in average.nodes]
+    pairs = [(p.setting, result if p is heaviest.payload else p.result) for p in own]
     share, weight = float(expit(log_odds)), average.weight
     theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
     more = attributes_of_nodes(average, theta, nodes.space.names)

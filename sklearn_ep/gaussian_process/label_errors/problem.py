@@ -362,9 +362,8 @@ class LabelErrorPlan:
         steps = dict(max_iter=self.max_iter, damping=self.damping, accelerate=True)
 
         def at(k, y, x, part, tol=self.tol):
-            setting = (
-                fit.runs[k].attributes["setting"]._replace(kernel=with_theta(self.kernel, part))
-            )
+            setting = fit.runs[k].attributes["setting"]
+            setting = setting._replace(kernel=with_theta(self.kernel, part))
             ep = self.ep(setting, y)
             solve = partial(self.labels.solver(ep, self.rule, self.damping), tol=tol, **steps)
             try:
