@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import logsumexp
-from sklearn.utils import gen_batches
 
 from .contracts import require
 from .gaussian import (
@@ -39,6 +38,7 @@ from .gaussian import (
     add_to_diagonal,
     checked_cholesky,
     inverse_from_cholesky,
+    row_blocks,
     triangular_inverse,
     weighted_gram,
 )
@@ -399,7 +399,7 @@ def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
     C, q = spread.shape[:2]
     cov = np.empty((C, C, B.shape[0]))
     whole = hasattr(B, "quadratic")
-    for rows in [slice(None)] if whole else gen_batches(B.shape[0], max(1, _BLOCK // q)):
+    for rows in [slice(None)] if whole else row_blocks(B.shape[0], q, _BLOCK):
         block = B if whole else B[rows]
         for c in range(C):
             for j in range(c + 1):

@@ -11,9 +11,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.linalg import blas
-from sklearn.utils import gen_batches
 
-from .gaussian import ImproperPosterior
+from .gaussian import ImproperPosterior, row_blocks
 
 
 @dataclass
@@ -291,7 +290,7 @@ def _weighted_products(
     flat = [c.reshape(-1) for c in (*columns, f)]
     metric = np.broadcast_to(metric, f.shape).reshape(-1)
     products = np.zeros((len(flat), len(flat)))
-    for part in gen_batches(len(metric), 1 << 14):
+    for part in row_blocks(len(metric), most=1 << 14):
         block = metric[part] * np.array([c[part] for c in flat])
         products += block @ block.T
     return products[:-1, :-1], products[:-1, -1]

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from scipy.special import erfcx, ndtr
 
+from .gaussian import row_blocks
+
 _SQRT2 = np.sqrt(2.0)
 _LOG_2PI = np.log(2.0 * np.pi)
 # Five-term mixture fitted to the logistic function (error of E sigma below 7e-7 everywhere).
@@ -146,9 +148,9 @@ def logistic_moments(
     centre, spread = np.where(reflect, -mean - var, mean).ravel(), var.ravel()
     out, above = np.empty((3, mean.size)), -1.0  # a variance of zero is in the first range
     for limit, moments, terms in _rules_by_variance(rough):
-        rows, size = np.flatnonzero((spread > above) & (spread <= limit)), len(terms[0])
-        for start in range(0, len(rows), _MOST_TERMS // size):
-            own = rows[start : start + _MOST_TERMS // size]
+        rows = np.flatnonzero((spread > above) & (spread <= limit))
+        for block in row_blocks(len(rows), len(terms[0]), _MOST_TERMS):
+            own = rows[block]
             out[:, own] = moments(centre[own], spread[own], *(x[:, None] for x in terms))
         above = limit
     log_z, gradient, curvature = out.reshape(3, *mean.shape)

@@ -8,7 +8,8 @@ and stay together, as the tied copies that they are.
 from collections.abc import Iterator
 
 import numpy as np
-from sklearn.utils import gen_batches
+
+from .gaussian import row_blocks
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
@@ -35,7 +36,7 @@ def row_keys(X: np.ndarray, seed: int, y: np.ndarray | None = None) -> np.ndarra
     rng = np.random.default_rng(seed)
     factors = rng.integers(0, 2**63, size=d + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     keys = np.zeros(n, dtype=np.uint64)
-    for rows in gen_batches(n, max(1, _BLOCK // max(d, 1))):
+    for rows in row_blocks(n, d, _BLOCK):
         # adding zero makes -0.0 and 0.0 the same bits
         words = (np.asarray(X[rows], dtype=np.float64) + 0.0).view(np.uint64)
         words = (words ^ (words >> np.uint64(32))) * _ODD

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cholesky
 from scipy.special import logsumexp, ndtri
-from sklearn.utils import gen_batches
 
 from .._engine.class_sites import contrast_variances, tempered_nodes
-from .._engine.gaussian import covariance_root
+from .._engine.gaussian import covariance_root, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
@@ -114,7 +113,7 @@ def _interval_of_points(problems, level, proba_of):
     points = even_points(sum(widths) + len(widths), _LOG2_POINTS)
     own = np.split(points, np.cumsum(widths[:-1]) + np.arange(1, len(widths)), axis=1)
     out = []
-    for rows in gen_batches(problems[0].mean.shape[1], max(1, BLOCK // points.size)):
+    for rows in row_blocks(problems[0].mean.shape[1], points.size, BLOCK):
         log_p = [_log_proba_at(p.take(rows), u) for p, u in zip(problems, own, strict=True)]
         out.append(np.quantile(proba_of(np.concatenate(log_p, axis=2)), _ends(level), axis=1))
     return np.moveaxis(np.concatenate(out, axis=1), 0, -1)

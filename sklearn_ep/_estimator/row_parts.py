@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils import check_array, column_or_1d, gen_batches
+from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
+from .._engine.gaussian import row_blocks
 from .._engine.partition import Part, load_part, split_rows
 from .checks import LARGEST_ENTRY, ColumnRanges, check_column_scales, checked_weights
 from .tables import names_of
@@ -223,7 +224,7 @@ def statistics_of_rows(X, y, weight):
         return _of_sparse(X, y, weight)
     blocks = (
         _of_block(X[rows].toarray() if sp.issparse(X) else X[rows], y[rows], weight[rows])
-        for rows in gen_batches(len(y), max(2 * d + 2, BLOCK // (d + 1)))
+        for rows in row_blocks(len(y), most=max(2 * d + 2, BLOCK // (d + 1)))
     )
     return functools.reduce(merged, blocks)
 

@@ -14,7 +14,7 @@ from scipy.linalg import cho_solve
 from scipy.special import log_softmax
 
 from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times
-from .._engine.gaussian import ImproperPosterior, checked_cholesky
+from .._engine.gaussian import ImproperPosterior, checked_cholesky, row_blocks
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from ._systems import (
     START_INFLATION,
@@ -23,7 +23,6 @@ from ._systems import (
     coefficient_variances,
     leave_one_out,
     log_determinant,
-    row_blocks,
     weighted_inner,
 )
 

@@ -11,13 +11,14 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.special import logsumexp
 
+from .._engine.gaussian import row_blocks
 from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
 from .._estimator.latents import label_log_prob
 from .._estimator.summary import interval_of
-from ._systems import row_blocks, with_ones
+from ._systems import with_ones
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95

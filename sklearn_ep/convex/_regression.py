@@ -20,7 +20,7 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
-from .._engine.gaussian import ImproperPosterior, checked_cholesky
+from .._engine.gaussian import ImproperPosterior, checked_cholesky, row_blocks
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._estimator.checks import LARGEST_IN_UNITS
@@ -43,7 +43,6 @@ from ._systems import (
     PrimalSystem,
     log_determinant,
     rademacher,
-    row_blocks,
     spread_and_share,
     squared,
     weighted_gram,

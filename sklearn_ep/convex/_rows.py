@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from .._engine.gaussian import row_blocks
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
@@ -28,7 +29,6 @@ from ._systems import (
     START_PRECISION,
     TINY,
     leave_one_out,
-    row_blocks,
     squared,
     weighted_gram,
     with_data,

@@ -26,6 +26,7 @@ from .._engine.gaussian import (
     inverse_from_triangular,
     invert_triangular,
     positive_variance,
+    row_blocks,
     triangular_inverse,
 )
 
@@ -133,12 +134,6 @@ def leave_one_out(B, variances, copy_precision):
         share /= 1.0 - copy * share
         out[rows] = np.asarray(block.sum(axis=1)).ravel()
     return out
-
-
-def row_blocks(n_rows, width, most=2_000_000):
-    """Return slices of rows whose dense blocks of `width` columns have at most so many numbers."""
-    size = max(1, most // max(width, 1))
-    return [slice(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
 
 
 class HalfCovariance:

@@ -10,7 +10,6 @@ from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
-from sklearn.utils import gen_batches
 
 from .._engine.gaussian import (
     ImproperPosterior,
@@ -21,6 +20,7 @@ from .._engine.gaussian import (
     inverse_from_triangular,
     lower_times,
     positive_variance,
+    row_blocks,
     triangular_inverse,
     triangular_solve,
 )
@@ -233,7 +233,7 @@ class KernelGP(DenseGP):
         slopes = self._cross.derivatives(self._block(), kind, together)
         products = np.array([slope @ B for slope in slopes])
         flat, curvature = products.reshape(len(products), -1), np.empty(2 * products.shape[:1])
-        for some in gen_batches(len(products), _TURNED):
+        for some in row_blocks(len(products), most=_TURNED):
             turned = products[some].transpose(0, 2, 1).reshape(-1, flat.shape[1])
             curvature[:, some] = flat @ turned.T
         return 0.5 * size**2 * curvature
@@ -302,7 +302,7 @@ class DenseGPPosterior:
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), self.kernel.diag(X)
-        for rows in gen_batches(len(X), self.block_rows):
+        for rows in row_blocks(len(X), most=self.block_rows):
             K_new = self.kernel(X[rows], self.X)
             mean[rows] = K_new @ self.alpha
             half, added = self._halves(K_new)

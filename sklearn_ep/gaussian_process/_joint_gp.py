@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import blas, lapack
-from sklearn.utils import gen_batches
 
 from .._engine.class_sites import star_times
 from .._engine.gaussian import (
@@ -20,6 +19,7 @@ from .._engine.gaussian import (
     invert_triangular,
     jittered_cholesky,
     lower_times,
+    row_blocks,
     triangular_solve,
 )
 from ._dense_gp import KernelGP
@@ -87,7 +87,7 @@ class ClassCovariance:
         """
         C, n = len(self.explained), len(self.offset)
         cov = np.empty((C, C, len(prior)))
-        for rows in gen_batches(len(prior), max(1, entries // (C * n))):
+        for rows in row_blocks(len(prior), C * n, entries):
             halves: list[np.ndarray] = []
             block = k[:, rows]
             for c in range(C):

@@ -21,8 +21,8 @@ from sklearn.gaussian_process.kernels import (
     Sum,
     WhiteKernel,
 )
-from sklearn.utils import gen_batches
 
+from .._engine.gaussian import row_blocks
 from ._limits import LIMITS
 
 
@@ -109,7 +109,7 @@ def contract_diagonal(kernel, X, g):
         if isinstance(leaf, ConstantKernel | WhiteKernel):
             return np.full(leaf.n_dims, g @ leaf.diag(X)), 0.0
         total = np.zeros(leaf.n_dims)
-        for rows in gen_batches(len(X), 256):
+        for rows in row_blocks(len(X), most=256):
             tensor = leaf(X[rows], eval_gradient=True)[1]
             total += np.einsum("i,iij->j", g[rows], tensor)
         return total, 0.0

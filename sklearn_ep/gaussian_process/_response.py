@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
-from sklearn.utils import gen_batches
 
 from .._engine.gaussian import (
     ImproperPosterior,
@@ -32,6 +31,7 @@ from .._engine.gaussian import (
     checked_cholesky,
     cholesky_solve,
     covariance_root,
+    row_blocks,
 )
 from .._engine.sites import Cavity, Sites, cavity
 from ._dense_gp import DenseGPPosterior
@@ -154,7 +154,7 @@ def added_variance(posterior, X, y, weight, exponent):
         except ImproperPosterior:
             kept += share
             continue
-        for rows in gen_batches(len(X), part.block_rows):
+        for rows in row_blocks(len(X), most=part.block_rows):
             cov = part.covariance(X[rows], part.X)
             added[rows] += share * np.einsum("ij,ij->i", cov @ moves, cov)
     if kept:

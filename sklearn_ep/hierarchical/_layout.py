@@ -13,11 +13,11 @@ import numpy as np
 from scipy.sparse import block_diag, csr_array
 from scipy.sparse.linalg import LinearOperator
 
-from .._engine.gaussian import forward
+from .._engine.gaussian import forward, row_blocks
 from .._engine.row_order import row_keys, spread_bits
 from ._group_sites import LARGEST_GROUP
 
-_CACHED = 100_000  # doubles of a temporary
+_CACHED = 100_000  # doubles of a temporary, which then stays in the cache
 _HELD = 4_000_000  # doubles of a block of groups times shared effects
 _SPARSE = 0.1  # share of pairs that occur below which sparse products pay
 
@@ -79,13 +79,6 @@ def sums_by_group(ends, entries):
     starts = np.append(np.add.outer(n * np.arange(q), ends[:-1]), n * q)
     lines = csr_array((entries.T.ravel(), np.tile(np.arange(n), q), starts), shape=(q * j, n))
     return lines if q == 1 else lines[np.arange(q * j).reshape(q, j).T.ravel()]
-
-
-def _blocks(n_rows, width):
-    """Yield slices of rows whose temporaries stay in the cache."""
-    step = max(1, _CACHED // max(width, 1))
-    for start in range(0, n_rows, step):
-        yield slice(start, start + step)
 
 
 def row_mismatch(old, new, mean, var):
@@ -203,7 +196,7 @@ class SharedRows(LinearOperator):
     def variances(self, cov):
         """Return z' cov z of each row of data."""
         out = np.empty(len(self.X))
-        for rows in _blocks(*self.X.shape):
+        for rows in row_blocks(len(self.X), self.X.shape[1], _CACHED):
             out[rows] = self.take(rows).block_covariances(cov, 1)[:, 0, 0]
         return out
 
@@ -391,7 +384,7 @@ def _dots(held, rows, group):
     """Return the products (n, q) of each row of data with its group's lines of held (., q, S)."""
     (n, d), at = rows.X.shape, rows.at
     out, value = np.empty((n, held.shape[1])), rows.beyond.data.reshape(at.shape)
-    for some in _blocks(n, d * held.shape[1]):
+    for some in row_blocks(n, d * held.shape[1], _CACHED):
         out[some] = np.einsum("nqd,nd->nq", held[group[some], :, :d], rows.X[some])
     for e in range(at.shape[1]):
         out += held[group, :, d + at[:, e]] * value[:, e, None]

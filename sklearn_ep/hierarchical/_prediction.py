@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_consistent_length, column_or_1d, gen_batches
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._engine.gaussian import row_blocks
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.latents import is_joint
 from .._estimator.tables import array_of, in_memory, objects
@@ -39,7 +40,7 @@ _BLOCK = 8192  # rows predicted at once
 
 def in_blocks(answer, rows, *args):
     """Return answer(rows, *args), an array or several of these, asked for some rows at a time."""
-    found = [answer(rows.take(some), *args) for some in gen_batches(len(rows.X), _BLOCK)]
+    found = [answer(rows.take(some), *args) for some in row_blocks(len(rows.X), most=_BLOCK)]
     if isinstance(found[0], tuple):
         return tuple(map(np.concatenate, zip(*found, strict=True)))
     return np.concatenate(found)

@@ -19,6 +19,7 @@ from .._engine.gaussian import (
     invert_triangular,
     lower_times,
     positive_variance,
+    row_blocks,
     triangular_solve,
 )
 
@@ -37,9 +38,7 @@ BLOCK_BYTES = 2**24
 
 def column_blocks(X):
     """Return column slices of about BLOCK_BYTES."""
-    n, d = X.shape
-    step = max(1, BLOCK_BYTES // (8 * n))
-    return [slice(a, min(a + step, d)) for a in range(0, d, step)]
+    return row_blocks(X.shape[1], 8 * len(X), BLOCK_BYTES)
 
 
 class LinearModel:

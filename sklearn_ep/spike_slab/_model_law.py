@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
-from sklearn.utils import gen_batches
 
+from .._engine.gaussian import row_blocks
 from ._hyperparameters import NOISE_FLOOR
 
 _RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
@@ -173,7 +173,7 @@ class ModelLaw:
 
     def solved(self, models, log_ratio):
         """Return square (S,), mean (S, K) and root (S, K, K) of many models."""
-        parts = [self.given(models[b], log_ratio[b]) for b in gen_batches(len(models), _BATCH)]
+        parts = [self.given(models[b], log_ratio[b]) for b in row_blocks(len(models), most=_BATCH)]
         _, square, half, root = (np.concatenate(p) for p in zip(*parts, strict=True))
         return square, np.einsum("mji,mj->mi", root, half), root
 

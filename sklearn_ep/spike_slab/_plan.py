@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from joblib import effective_n_jobs
-from sklearn.utils import check_array, check_random_state, gen_batches
+from sklearn.utils import check_array, check_random_state
 
+from .._engine.gaussian import row_blocks
 from .._engine.partition import PartMap
 from .._estimator.checks import (
     LARGEST_ENTRY,
@@ -113,7 +114,7 @@ def dense_blocks(X):
         yield X
         return
     X = X.tocsr()
-    for rows in gen_batches(X.shape[0], max(1, BLOCK_BYTES // (8 * X.shape[1]))):
+    for rows in row_blocks(X.shape[0], 8 * X.shape[1], BLOCK_BYTES):
         yield X[rows].toarray()
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import expit, gammaincinv, ndtr, ndtri
-from sklearn.utils import gen_batches
 
+from .._engine.gaussian import row_blocks
 from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._estimator.averaged import AveragedPosterior
 from ._linear_model import BLOCK_BYTES
@@ -197,7 +197,7 @@ class SparseMixture:
     def _moments_at(self, rows, extra):
         """Mean and variance (n,) at rows in working units, `extra` (M,) added."""
         parts = []
-        for batch in gen_batches(len(rows), self.rows_at_a_time):
+        for batch in row_blocks(len(rows), most=self.rows_at_a_time):
             at = self.means @ rows[batch].T
             parts.append(mixture_moments(self.weight, at, self.within(rows[batch])))
         mean, var = (np.concatenate(p) for p in zip(*parts, strict=True))
@@ -205,7 +205,7 @@ class SparseMixture:
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
-        blocks = [self.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
+        blocks = [self.units.rows(X[b]) for b in row_blocks(X.shape[0], most=ROWS)]
         extra = self.noise + self._of_intercept
         return np.concatenate([self._interval(rows, level, extra) for rows in blocks])
 
@@ -310,7 +310,7 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
         counts = self.counts(N_DRAWS)
         step, out = max(1, BLOCK_BYTES // (8 * rows.shape[1])), []
         for part, count in zip(self.posteriors, counts, strict=True):
-            for batch in gen_batches(int(count), step):
+            for batch in row_blocks(int(count), most=step):
                 out.append(part.draws.draw(batch.stop - batch.start, rng) @ rows.T)
         return np.repeat(np.arange(len(counts)), counts), np.concatenate(out)
 

@@ -15,9 +15,10 @@ from scipy.special import log_softmax
 from scipy.stats import rankdata
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import ExtraTreeRegressor
-from sklearn.utils import check_random_state, gen_batches
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from .._engine.gaussian import row_blocks
 from ._trees import Trees, fit_trees
 
 
@@ -122,7 +123,7 @@ class CrossFittedBoosting(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X):
         """Return log probabilities (n, K) of classes."""
         rows = validate_data(self, X, reset=False, dtype=np.float64)
-        blocks = gen_batches(len(rows), 1000)
+        blocks = row_blocks(len(rows), most=1000)
         return np.concatenate([self._log_proba(rows[block]) for block in blocks])
 
     def _log_proba(self, rows):

@@ -15,9 +15,10 @@ import numpy as np
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import ExtraTreeClassifier
-from sklearn.utils import check_random_state, gen_batches
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from .._engine.gaussian import row_blocks
 from ._trees import Trees, fit_trees
 
 _TREES = 100
@@ -72,7 +73,7 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
     def predict_log_proba(self, X):
         """Return log probabilities (n, K) of classes."""
         rows = self._scaled(validate_data(self, X, reset=False, dtype=np.float64))
-        trees, blocks = self.trees_, gen_batches(len(rows), _BLOCK)
+        trees, blocks = self.trees_, row_blocks(len(rows), most=_BLOCK)
         votes = [trees.value[trees.leaves(rows[block])].sum(axis=1) for block in blocks]
         return log_softmax(self.slope_ * self._smoothed(np.concatenate(votes), _TREES), axis=1)
 

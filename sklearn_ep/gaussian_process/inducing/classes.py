@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.utils import gen_batches
 
 from ..._engine.class_sites import (
     ClassSites,
@@ -23,7 +22,12 @@ from ..._engine.class_sites import (
     class_update,
 )
 from ..._engine.contracts import require
-from ..._engine.gaussian import add_to_diagonal, checked_cholesky, inverse_from_triangular
+from ..._engine.gaussian import (
+    add_to_diagonal,
+    checked_cholesky,
+    inverse_from_triangular,
+    row_blocks,
+)
 from ..._engine.hyper import Accuracy
 from .._hyperparameters import JOINT_ACCURACY
 from .ep import PassRows, RowSlopes, Visit, signed_gram
@@ -235,7 +239,7 @@ class JointInducingPosterior:
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
         C = self.n_classes
         mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
-        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
+        for rows in row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows] = W @ self.coef.T
             cov[rows] = class_covariances(self.spread, W)

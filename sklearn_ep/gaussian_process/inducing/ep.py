@@ -19,10 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from scipy.linalg import blas, solve_triangular
 from scipy.special import logsumexp
-from sklearn.utils import gen_batches
 
 from ..._engine.contracts import require, require_parts
-from ..._engine.gaussian import checked_cholesky, lower_times
+from ..._engine.gaussian import checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
@@ -209,7 +208,7 @@ class PassModel:
 
     def blocks(self, rows, kind=np.float64, keep=False):
         """Yield slices of `PassRows`, each with its `RowBlock` and what a contraction needs."""
-        for block in gen_batches(len(rows.X), self.labels.rows_at_once(len(self.prior.Z))):
+        for block in row_blocks(len(rows.X), most=self.labels.rows_at_once(len(self.prior.Z))):
             X = np.asarray(rows.X[block], dtype=np.float64)
             W, extra_var, kept = self.prior.whiten(X, keep, kind)
             own = (None if a is None else a[..., block] for a in (rows.sites, rows.memory))
@@ -476,7 +475,7 @@ def collect_part(part, sites, prior, labels, classes):
     m = len(prior.Z)
     q = labels.n_latents * m
     gram, shift = np.zeros((labels.n_posteriors, q, q)), np.zeros((labels.n_posteriors, q))
-    for rows in gen_batches(len(X), labels.rows_at_once(m)):
+    for rows in row_blocks(len(X), most=labels.rows_at_once(m)):
         W, _, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64))
         for k in range(len(gram)):
             own = sites[labels.own_sites(k), :, rows]

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.utils import check_array, gen_batches
+from sklearn.utils import check_array
 from threadpoolctl import threadpool_limits
 
+from ..._engine.gaussian import row_blocks
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.checks import warn_of_spreads
@@ -61,7 +62,7 @@ class Units(NamedTuple):
 def standard_keys(X, units, seed, y=None):
     """Return `row_keys` (n,) of rows (and labels) that are the same in any units of the columns."""
     keys = np.empty(len(X), dtype=np.uint64)
-    for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+    for rows in row_blocks(len(X), X.shape[1], 2**17):
         grid = np.rint(units.standardised(X[rows]) / _KEY_GRID)
         keys[rows] = row_keys(grid, seed, None if y is None else y[rows])
     return keys
@@ -148,10 +149,10 @@ def describe_part(part, _):
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
         origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
-        for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+        for rows in row_blocks(len(X), X.shape[1], 2**17):
             centre += dense_copies(weight[rows]) @ (X[rows] - origin)
         centre /= total
-        for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+        for rows in row_blocks(len(X), X.shape[1], 2**17):
             spread += dense_copies(weight[rows]) @ (X[rows] - origin - centre) ** 2
     names = names_of_part(part)
     return PartDescription(len(y), X.shape[1], names, np.unique(y), total, origin, centre, spread)

@@ -11,13 +11,13 @@ The structure at rows in memory is here, too.
 from functools import cached_property
 
 import numpy as np
-from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import (
     checked_cholesky,
     jittered_cholesky,
     lower_times,
     positive_variance,
+    row_blocks,
     triangular_inverse,
 )
 from ..._engine.hyper import mixture_covariance
@@ -237,7 +237,7 @@ class InducingGPPosterior:
     def latent(self, X):
         """Return mean and variance (n,) at new rows; O(m^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), np.empty(len(X))
-        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
+        for rows in row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows], var[rows], _ = self.posterior.marginals(W)
             var[rows] += extra_var

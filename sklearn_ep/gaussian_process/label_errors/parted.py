@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils import gen_batches
 
-from ..._engine.gaussian import ImproperPosterior
+from ..._engine.gaussian import ImproperPosterior, row_blocks
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
@@ -58,7 +57,7 @@ def project_part(part, sites, prior, noise, classes):
     """Return sites (1, 2, n) on t from sites (2, n) on g of a partition."""
     X = read_rows(part, classes)[0]
     found = np.empty((1, *sites.shape))
-    for rows in gen_batches(len(X), block_rows(len(prior.Z))):
+    for rows in row_blocks(len(X), most=block_rows(len(prior.Z))):
         extra_var = prior.whiten(np.asarray(X[rows], dtype=np.float64))[1]
         found[0, :, rows.start : rows.stop] = on_means(Sites(*sites[:, rows]), noise + extra_var)
     return found
