@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import logsumexp
 
 from .contracts import require
 from .gaussian import (
@@ -42,24 +41,12 @@ from .gaussian import (
     triangular_inverse,
     weighted_gram,
 )
-from .hyper import log_weights_without
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
+from .sites import Cavity, Sites, one_copy
 
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
-# Logs of the temper that leave-one-out compares, and the sd of their normal prior. A scale of the
-# mean beside it ends at 1.00, within .05, on 19 sets of 3 to 12 classes (90 to 400 rows). Over 28
-# sets, nine of them five noisy classes, the mean log loss is .501 for .514 (-.113 to +.006); by the
-# mean of the posterior of its log it is .500, but five noisy classes of 300 rows are .02 worse.
-_LOG_TEMPERS, _SPREAD = np.linspace(-3.0, 1.0, 21), 0.5
-
-
-class ClassSites(NamedTuple):
-    """Sites of all rows: precisions d of the links to the winner, shifts b that sum to 0."""
-
-    precision: np.ndarray
-    shift: np.ndarray
 
 
 class ClassUpdate(NamedTuple):
@@ -70,7 +57,7 @@ class ClassUpdate(NamedTuple):
     was so, and was not replaced by the marginal.
     """
 
-    sites: ClassSites
+    sites: Sites
     log_term: np.ndarray
     tilted: ClassTilted
     proper: np.ndarray
@@ -116,19 +103,8 @@ def _stars(d: np.ndarray) -> np.ndarray:
     return T
 
 
-class ClassCavities(NamedTuple):
-    """Mean (n, K) and covariance (n, K, K) without one copy of the site, and where that was proper.
-
-    Rows with an improper cavity carry the posterior itself instead; `proper` (n,) marks them.
-    """
-
-    mean: np.ndarray
-    cov: np.ndarray
-    proper: np.ndarray
-
-
-def class_cavities(sites: ClassSites, mean: np.ndarray, cov: np.ndarray) -> ClassCavities:
-    """Remove one copy of each site from its marginal.
+def class_cavities(sites: Sites, mean: np.ndarray, cov: np.ndarray) -> Cavity:
+    """Return the `Cavity` of all classes, with covariances (n, K, K): without one copy of a site.
 
     A row of weight below one has less of its site in the posterior than is removed, and may be left
     with no variance; so may stale sites after a change of hyperparameters.
@@ -145,11 +121,11 @@ def class_cavities(sites: ClassSites, mean: np.ndarray, cov: np.ndarray) -> Clas
     contrasts = own[:, :, None] + own[:, None, :] - 2.0 * without
     lost = proper & np.any(contrasts < 0, axis=(1, 2))
     m[lost], without[lost] = mean[lost], cov[lost]
-    return ClassCavities(m, without, proper & ~lost)
+    return Cavity(m, without, proper & ~lost)
 
 
 def class_update(
-    factor: Any, y: np.ndarray, sites: ClassSites, mean: np.ndarray, cov: np.ndarray, extra_var: Any
+    factor: Any, y: np.ndarray, sites: Sites, mean: np.ndarray, cov: np.ndarray, extra_var: Any
 ) -> ClassUpdate:
     """Match moments row by row: cavities, the factor, new sites.
 
@@ -165,62 +141,21 @@ def class_update(
     d = tilted.slope / left
     if not np.all(d.sum(1) > 0):
         raise ImproperPosterior("a row takes more of its classes' precision than it has")
-    new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
+    new = Sites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
     return ClassUpdate(new, log_term, tilted, proper)
 
 
 def class_left_out(
-    sites: ClassSites, mean: np.ndarray, cov: np.ndarray, extra_var: Any
-) -> np.ndarray:
-    """Return means and variances (2, n, K) of latent values under the cavities of the rows."""
-    m, without, _ = class_cavities(sites, mean, cov)
-    return np.stack([m, contrast_variances(without) + np.reshape(extra_var, (-1, 1))])
+    sites: Sites, mean: np.ndarray, cov: np.ndarray, extra_var: Any, copies: np.ndarray
+) -> Cavity:
+    """Return the `Cavity` (n, K) without one copy of each row, or without all of less than one."""
+    taken = Sites(*(one_copy(copies)[:, None] * x for x in sites))
+    m, without, proper = class_cavities(taken, mean, cov)
+    return Cavity(m, contrast_variances(without) + np.reshape(extra_var, (-1, 1)), proper)
 
 
-def tempered_nodes(
-    weight: np.ndarray, mean: np.ndarray, var: np.ndarray, temper: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and variances (M, ...) of nodes about their mean, variances times `temper`."""
-    centre = np.tensordot(weight, mean, 1)
-    return centre + np.sqrt(temper) * (mean - centre), temper * var
-
-
-def temper_of(
-    factor: Any, y: np.ndarray, copies: np.ndarray, weight: np.ndarray, cavities: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """Return the temper at which rows are predicted from the others, and their log probabilities.
-
-    `cavities` (M, 2, n, K) are means and variances of latent values that nodes of weight (M,) leave
-    of rows, y and copies (n,) class and number of these. It is that nearest to one whose sum of log
-    probabilities is within two standard errors of that at the mode; those of the rows (n,) there
-    are interpolated.
-    """
-    mean, var = cavities[:, 0], cavities[:, 1]
-    own = np.array([factor.tilted(y, *of).log_z for of in zip(mean, var, strict=True)])
-    log_weight = log_weights_without(weight, own, copies)
-    log_p = np.empty((len(_LOG_TEMPERS), len(y)))
-    for k, temper in enumerate(np.exp(_LOG_TEMPERS)):
-        nodes = zip(*tempered_nodes(weight, mean, var, temper), strict=True)
-        log_p[k] = logsumexp([factor.tilted(y, *of).log_z for of in nodes] + log_weight, axis=0)
-    mode = int(np.argmax(log_p @ copies - 0.5 * (_LOG_TEMPERS / _SPREAD) ** 2))
-    one = int(np.argmin(np.abs(_LOG_TEMPERS)))
-    way = np.arange(one, mode, 1 if mode > one else -1)
-    apart = log_p[mode] - log_p[way]
-    lost = apart @ copies
-    deviation = apart - lost[:, None] / copies.sum()
-    beyond = np.append(lost - 2.0 * np.sqrt(deviation**2 @ copies), 0.0)
-    k, way = int(np.argmax(beyond <= 0)), np.append(way, mode)
-    if k == 0:
-        return float(np.exp(_LOG_TEMPERS[way[0]])), log_p[way[0]]
-    part = beyond[k - 1] / (beyond[k - 1] - beyond[k])
-    log_temper = (1.0 - part) * _LOG_TEMPERS[way[k - 1]] + part * _LOG_TEMPERS[way[k]]
-    return float(np.exp(log_temper)), (1.0 - part) * log_p[way[k - 1]] + part * log_p[way[k]]
-
-
-def class_change(
-    factor: Any, y: np.ndarray, old: ClassSites, new: ClassSites, var: np.ndarray
-) -> float:
+def class_change(factor: Any, y: np.ndarray, old: Sites, new: Sites, var: np.ndarray) -> float:
     """Return the largest dimensionless change of a site that says something.
 
     `var` (n, K) are the variances of the marginals.
@@ -233,7 +168,7 @@ def class_change(
 
 
 def class_pull(
-    sites: ClassSites, update: ClassUpdate, mean: np.ndarray, cov: np.ndarray, fresh: bool
+    sites: Sites, update: ClassUpdate, mean: np.ndarray, cov: np.ndarray, fresh: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return pulls a (n, K) and couplings Q (n, K, K): how log Z moves with the rows.
 
@@ -253,7 +188,7 @@ def class_pull(
     return g, np.linalg.solve(left, right)
 
 
-def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _log_mass(sites: Sites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return log of the integral of each site over N(m, diag v), shape (n,)."""
     d, b = sites
     spread = 1.0 + d * v
@@ -268,7 +203,7 @@ def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def class_log_weights(
-    factor: Any, y: np.ndarray, weight: np.ndarray, sites: ClassSites, latent: np.ndarray
+    factor: Any, y: np.ndarray, weight: np.ndarray, sites: Sites, latent: np.ndarray
 ) -> np.ndarray:
     """Return log(likelihood / sites) of draws (S, n, K) of the latent values, up to a constant."""
     own = factor.log_prob(latent)[:, np.arange(len(y)), y]
@@ -313,7 +248,7 @@ class JointEP:
 
         The payload is (state of the structure, `ClassUpdate`).
         """
-        sites = ClassSites(x[0], x[1])
+        sites = Sites(x[0], x[1])
         state = self.structure.posterior(self._copies * x[0], self._copies * x[1])
         marginals = state.mean, state.cov, state.extra_var
         update = class_update(self.factor, self.y, sites, *marginals)

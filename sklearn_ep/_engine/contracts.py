@@ -10,7 +10,7 @@ structure, new sites from the rule, repeat.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -49,13 +49,6 @@ class Structure(Protocol):
         precision, shift : ndarray of shape (n,)
             Site parameters, the copies of tied rows counted.
         """
-
-
-class LearnableStructure(Structure, Protocol):
-    """A structure whose hyperparameters can be learned by the evidence."""
-
-    def evidence_gradient(self, state: Any) -> np.ndarray:
-        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
 
 
 class SiteUpdate(NamedTuple):
@@ -173,7 +166,8 @@ class WholeEP:
         self, structure: Structure, factor: Factor, y: Any, weight: np.ndarray, rule: Rule
     ) -> None:
         require_parts(factor, rule, structure)
-        self.structure, self.factor, self.y = structure, factor, y
+        self.structure: Any = structure
+        self.factor, self.y = factor, y
         self.weight, self.rule = weight, rule
         self._root_weight = np.sqrt(weight)
 
@@ -221,4 +215,4 @@ class WholeEP:
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
         require("structure", self.structure, ["evidence_gradient"], "learning")
-        return cast(LearnableStructure, self.structure).evidence_gradient(state)
+        return self.structure.evidence_gradient(state)

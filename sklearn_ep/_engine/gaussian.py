@@ -299,6 +299,22 @@ def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndar
     return np.maximum(values, least), vectors
 
 
+class NormalPrior(NamedTuple):
+    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+        z = (phi - self.mean) / self.sd
+        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+        return (self.mean - phi) / self.sd**2
+
+
 def learned_curvature(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
     """Return the curvature after a step that made the gradient lose so much (BFGS)."""
     along = curvature @ moved

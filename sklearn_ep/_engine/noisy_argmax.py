@@ -9,7 +9,7 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, log_softmax, logsumexp, ndtr
+from scipy.special import log_ndtr, log_softmax, ndtr
 
 from .gaussian import ImproperPosterior
 from .likelihoods import Factor, LabelNoise, Logit, Probit, normal_hazard
@@ -141,7 +141,7 @@ class NoisyArgmax:
         lone = np.flatnonzero(~(log_z.min(axis=1) >= _LEAST_LOG))
         for c in range(K) if len(lone) else ():
             log_z[lone, c] = self.tilted(np.full(len(lone), c), mean[lone], var[lone]).log_z
-        return log_z - logsumexp(log_z, axis=1, keepdims=True)
+        return log_softmax(log_z, axis=1)
 
     def tilted(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> ClassTilted:
         """Return log p(y) of each row for f ~ N(mean, diag var), with derivatives.
@@ -472,7 +472,7 @@ def _mode(
 def _mixed_in_logs(weight: np.ndarray, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:
     """Log chance below, density over chance, and the slope of the density over chance."""
     log_w = np.log(weight)
-    log_F = logsumexp(log_ndtr(z) + log_w, axis=-1)
+    log_F = np.logaddexp.reduce(log_ndtr(z) + log_w, axis=-1)
     log_each = -0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w
     each = np.exp(log_each - log_F[..., None])
     return log_F, each.sum(-1), -np.sum(each * z / root, axis=-1)

@@ -104,9 +104,6 @@ def _logistic_scales() -> tuple[np.ndarray, np.ndarray]:
     return 4 * k**2, weight / weight.sum()
 
 
-# Largest variances at which Gauss-Hermite rules of 9, 16 and 32 nodes have an error of 1e-9.
-_HERMITE_RANGES = ((0.1, 9), (0.4, 16), (1.0, 32))
-_ROUGH_VARIANCE = 10.0  # up to which five normal terms do for a reflected mean
 # Terms at once: a loop over terms takes three to ten times as long up to 200 rows; of 10,000 rows
 # 4,096 and 65,536 take 1.3 and .95 of the time.
 _MOST_TERMS = 16_384
@@ -161,10 +158,13 @@ def logistic_moments(
 @lru_cache
 def _rules_by_variance(rough: bool) -> list[tuple[float, Any, tuple[np.ndarray, ...]]]:
     """Return the largest variance, the moments and the terms (q,) of each rule."""
-    rules: list[Any] = [(end, _hermite_moments, gauss_hermite(n)) for end, n in _HERMITE_RANGES]
+    # Gauss-Hermite rules have an error of 1e-9 up to these, and for a reflected mean five normal
+    # terms do up to 10
+    rules: list[Any] = [
+        (limit, _hermite_moments, gauss_hermite(n)) for limit, n in ((0.1, 9), (0.4, 16), (1.0, 32))
+    ]
     if rough:
-        terms = _FIVE_SLOPES**-2.0, _FIVE_WEIGHTS
-        rules.append((_ROUGH_VARIANCE, _mixture_moments, terms))
+        rules.append((10.0, _mixture_moments, (_FIVE_SLOPES**-2.0, _FIVE_WEIGHTS)))
     return [*rules, (np.inf, _mixture_moments, _logistic_scales())]
 
 

@@ -4,13 +4,20 @@ Site i is exp(shift_i f - precision_i f^2 / 2). With sample weights a row stands
 copies: the cavity removes one copy, the posterior counts the site `weight` times.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+# What is left out of a row of so many copies: one of them, or all of less.
+one_copy = partial(np.minimum, 1.0)
+
 
 class Sites(NamedTuple):
-    """Natural parameters of the sites: precision (n,) and shift = precision times mean (n,)."""
+    """Natural parameters of the sites: precision (n,) and shift = precision times mean (n,).
+
+    Of several classes jointly (n, K): precisions of the links to the winner, see `class_sites`.
+    """
 
     precision: np.ndarray
     shift: np.ndarray
@@ -58,7 +65,7 @@ def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: Any = 1.0)
 
 def left_out(sites: Sites, mean: np.ndarray, var: np.ndarray, copies: np.ndarray) -> Cavity:
     """Return the `Cavity` without one copy of each row, or without all of less than a copy (n,)."""
-    return cavity(sites, mean, var, np.minimum(copies, 1.0))
+    return cavity(sites, mean, var, one_copy(copies))
 
 
 def log_site_mass(

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cholesky
-from scipy.special import logsumexp, ndtri
+from scipy.special import log_softmax, ndtri, softmax
 
-from .._engine.class_sites import contrast_variances, tempered_nodes
+from .._engine.class_sites import contrast_variances
 from .._engine.gaussian import covariance_root, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
+from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
 from .row_parts import BLOCK
@@ -52,7 +53,8 @@ class NodesAtRows(NamedTuple):
 
     def tempered(self, temper):
         """Return the same about the same mean, all variances times `temper`."""
-        mean, var = tempered_nodes(self.weight, self.mean, self.var, temper)
+        centre = np.tensordot(self.weight, self.mean, 1)
+        mean, var = scaled(centre, self.mean, self.var, 1.0, temper)
         return self._replace(mean=mean, var=var)
 
     def log_proba(self, labels=()):
@@ -138,11 +140,6 @@ def _log_proba_at(nodes, points):
     return out
 
 
-def log_normalise(log_p):
-    """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""
-    return log_p - logsumexp(log_p, axis=1, keepdims=True)
-
-
 def label_log_prob(link, draws):
     """Return log probabilities (..., 2) of the labels -1 and 1 at latent values."""
     return np.stack([link.log_prob(label, draws) for label in (-1.0, 1.0)], axis=-1)
@@ -151,7 +148,7 @@ def label_log_prob(link, draws):
 def committee(log_p):
     """Return class probabilities (S, n, K) for label log probabilities (S, n, 2) a problem."""
     log_p = log_p[0] if len(log_p) == 1 else np.stack([p[..., 1] for p in log_p], axis=-1)
-    return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
+    return softmax(log_p, axis=-1)
 
 
 def draw_latent(posterior, X, n_samples, rng):
@@ -216,7 +213,7 @@ class SeparateLatents:
         nodes = self._at(X)
         if len(nodes) == 1:
             return nodes[0].log_proba((-1.0, 1.0))
-        return log_normalise(np.hstack([own.log_proba((1.0,)) for own in nodes]))
+        return log_softmax(np.hstack([own.log_proba((1.0,)) for own in nodes]), axis=1)
 
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""

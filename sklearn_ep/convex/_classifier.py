@@ -11,9 +11,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
+from .._engine.sites import Sites
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks
 from .._estimator.checks import (
@@ -658,7 +658,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         if isinstance(posterior, JointWeightPosterior):
             kept = weight > 0
             sites = self.site_precision_.T[kept], self._site_shift.T
-            sites = ClassSites(*(site / weight[kept][:, None] for site in sites))
+            sites = Sites(*(site / weight[kept][:, None] for site in sites))
             of_rows = X[kept], np.searchsorted(self.classes_, rows.y)[kept], weight[kept]
             return joint_log_weights(posterior, *of_rows, sites, n_draws, rng), remarks
         log_weights = weight_space_log_weights(
@@ -775,8 +775,8 @@ def _store_fit(estimator, problem, fits, kept):
     left_out = [a["left_out"] for a in own]
     attributes = _of_any_fit(estimator, problem, fits) | {
         "prior_variance_": one_or_stack([np.multiply(a["scale"], given) for a in own]),
-        "slope_": one_or_stack([left.slope for left in left_out]),
-        "temper_": one_or_stack([left.temper for left in left_out]),
+        "slope_": one_or_stack([float(left.scale[0]) for left in left_out]),
+        "temper_": one_or_stack([float(left.scale[1]) for left in left_out]),
         "_n_rows": problem.n_rows,
         "_warm_state": ([a["last"] for a in own], problem.shape),
     }
@@ -800,8 +800,8 @@ def _of_rows(own, left_out, kept):
         "site_precision_": each([a["site_precision"] for a in own], 0.0),
         "marginal_variance_": each([a["marginal_variance"] for a in own]),
         "_site_shift": own[0].get("site_shift"),
-        "loo_mean_": each([one.cavities.mean for one in left_out]),
-        "loo_variance_": each([one.cavities.var for one in left_out]),
+        "loo_mean_": each([one.mean for one in left_out]),
+        "loo_variance_": each([one.var for one in left_out]),
         "loo_proba_": each([np.exp(one.log_proba) for one in left_out]),
     }
 

@@ -29,8 +29,9 @@ from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from .._engine.hyper import Node, Spacing
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
-from .._engine.quadrature import logistic_mixture
-from ._calibration import cavities, label_moments
+from .._engine.quadrature import logistic_mixture, logistic_moments
+from .._engine.sites import one_copy
+from ._calibration import cavities
 from ._parameters import in_log_scales
 from ._sites import Penalty
 from ._systems import TINY
@@ -148,7 +149,7 @@ class OuterStep(NamedTuple):
         return Last(self.inner.u, np.log(np.concatenate([self.var, self.own])))
 
     def left_out(self, weight):
-        """Return the `Cavities` of rows of weight (q,)."""
+        """Return the `Cavity` of rows of weight (q,)."""
         site = self.inner.site
         return cavities(self.inner.s, self.var, site.slope, site.precision, weight)
 
@@ -375,14 +376,14 @@ class ExactFit:
             return average.nodes, log_mass
         steps, weight = [node.payload for node in average.nodes], self.sites.weight
         each = [step.left_out(weight) for step in steps]
-        log_z = label_moments(self.sites.sign, each)[0]
         mean, var = np.array([[step.inner.s, step.var] for step in steps]).swapaxes(0, 1)
-        left_mean, left_var = np.array(each).swapaxes(0, 1)
+        left_mean, left_var = np.array([left[:2] for left in each]).swapaxes(0, 1)
+        log_z = logistic_moments(self.sites.sign * left_mean, np.nan_to_num(left_var))[0]
         share = var / left_var
         divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
         gap = log_z + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
         # of part of a copy it is about the square of the part
-        lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * np.minimum(weight, 1.0))
+        lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * one_copy(weight))
         pairs = zip(average.nodes, lacking, strict=True)
         nodes = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
         return nodes, log_mass + lacking

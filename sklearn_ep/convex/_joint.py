@@ -10,6 +10,7 @@ many: the update says where to begin, and leads on where there is no evidence to
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +19,21 @@ from scipy.linalg import cholesky
 from sklearn.utils import check_random_state
 
 from .._engine.class_sites import (
-    ClassSites,
     ClassWeights,
     JointEP,
-    class_cavities,
     class_covariances,
+    class_left_out,
     class_log_weights,
     class_update,
-    contrast_variances,
     empty_sites,
 )
+from .._engine.left_out import CavityRows, class_moments
 from .._engine.loop import SILENT, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
+from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
-from ._calibration import Cavities, calibrated_classes
+from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration, takes_joint
 from ._posterior import PredictorCovariances
@@ -121,7 +122,7 @@ class JointWeightPosterior(PredictorCovariances):
         for b, label in zip(B.toarray() if sp.issparse(B) else B, y, strict=True):
             gain = np.einsum("cqjp,p->cqj", spread, b)
             mean, cov = new.mean @ b, np.einsum("cqj,q->cj", gain, b)
-            empty = ClassSites(*empty_sites(label[None], new.n_classes))
+            empty = Sites(*empty_sites(label[None], new.n_classes))
             update = class_update(self.factor, label[None], empty, mean[None], cov[None], 0.0)
             d, shift = (a[0] for a in update.sites)
             T = np.diag(d) - np.outer(d, d) / d.sum()
@@ -192,13 +193,12 @@ def fit_joint(problem, y, monitor, k):
     """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
     y, weight = y[problem.rows.copies.first], problem.rows.weight
     run = _fit_exact if problem.variance == "exact" else _fit_sampled
-    fit, x, state, left_var = run(problem, y, monitor)
-    without = class_cavities(ClassSites(*x), state.mean, state.cov)
-    if left_var is None:
-        left_var = np.where(without.proper[:, None], contrast_variances(without.cov), np.nan)
-    left = Cavities(without.mean.T, left_var.T)
-    left_out = calibrated_classes(QUICK_SOFTMAX, y, weight, left, problem.calibration)
-    fit.posterior.slope, fit.posterior.temper = left_out.slope, left_out.temper
+    fit, x, state = run(problem, y, monitor)
+    mean, var, proper = class_left_out(Sites(*x), state.mean, state.cov, 0.0, weight)
+    moments, own = partial(class_moments, QUICK_SOFTMAX, y[proper]), (mean[proper], var[proper])
+    rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
+    left_out = rows_at_scales(rows, proper, problem.scales)
+    fit.posterior.slope, fit.posterior.temper = left_out.scale
     attributes = dict(
         **fit.attributes,
         marginal_variance=np.einsum("ncc->cn", state.cov),
@@ -213,7 +213,7 @@ def fit_joint(problem, y, monitor, k):
 def _fit_exact(problem, y, monitor):
     """Run EP with the covariance of all weights.
 
-    Returns the `BinaryFit` so far, sites (2, n, K), their state, and None.
+    Returns the `BinaryFit` so far, sites (2, n, K) and their state.
     """
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
@@ -249,14 +249,11 @@ def _fit_exact(problem, y, monitor):
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
     told = dict(scale=float(np.exp(at)), dof=dof, n_newton=0, evidence_std=0.0, last=result.x)
     how = result.history, result.reason, float(evidence), told
-    return BinaryFit(problem.posterior(payload), *how), result.x, payload[0], None
+    return BinaryFit(problem.posterior(payload), *how), result.x, payload[0]
 
 
 def _fit_sampled(problem, y, monitor):
-    """Iterate variances, scale and sites to their fixed point.
-
-    Returns the same, with variances (n, K) of the cavities, as far as labels can tell, for None.
-    """
+    """Iterate variances, scale and sites to their fixed point; returns the same."""
     fit, trace, reason = SampledJoint(problem, y), Trace(monitor), None
     d, limits, of_scale = problem.prior.n_features, problem.limits, problem.prior.of_scale
 
@@ -277,7 +274,7 @@ def _fit_sampled(problem, y, monitor):
     evidence, error = fit.evidence()
     told = dict(scale=fit.scale, dof=spread.dof, n_newton=fit.n_sweeps, evidence_std=error)
     how = trace.history, reason, evidence, told | dict(last=None)
-    return BinaryFit(problem.posterior(payload), *how), fit.x, payload[0], fit.variances
+    return BinaryFit(problem.posterior(payload), *how), fit.x, payload[0]
 
 
 class _FactorSearch(NamedTuple):

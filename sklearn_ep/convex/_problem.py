@@ -13,10 +13,11 @@ from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, average_of, integrate, mixture_moments
+from .._engine.left_out import LeftOut, Priors
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
-from ._calibration import Cavities, LeftOut, calibrated, cavities
+from ._calibration import SCALES, calibrated_labels, cavities
 from ._double_loop import ExactFit, Last
 from ._parameters import (
     SIZES,
@@ -82,7 +83,7 @@ class Problem:
     variance: str
     solver: str
     limits: Limits
-    calibration: str | None
+    scales: Priors | None
     intercept: bool
     n_rows: int
     lasts: Any
@@ -99,8 +100,8 @@ class Problem:
             lasts = [None] * n_problems
         n_jobs = effective_n_jobs(estimator.n_jobs) if n_problems == 1 else 1
         variance, solver, limits = how
-        calibration, intercept = estimator.calibration, bool(estimator.fit_intercept)
-        given = rows, prior, variance, solver, limits, calibration, intercept
+        scales = None if estimator.calibration is None else SCALES
+        given = rows, prior, variance, solver, limits, scales, bool(estimator.fit_intercept)
         return cls(*given, n_rows, lasts, shape, n_jobs)
 
     def posterior(self, step):
@@ -146,7 +147,7 @@ def fit_exact(problem, sign, monitor, k):
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     weight, of_rows = average.weight, rows.weight
     left = [each.left_out(of_rows) for each in steps]
-    left_out = calibrated(sign, of_rows, weight, left, problem.calibration)
+    left_out = calibrated_labels(sign, of_rows, weight, left, problem.scales)
     moments = np.array([each.inner.s for each in steps]), np.array([each.var for each in steps])
     attributes = dict(
         site_precision=steps[int(np.argmax(weight))].inner.site.precision,
@@ -162,7 +163,7 @@ def fit_exact(problem, sign, monitor, k):
         average=average,
     )
     posteriors = [problem.posterior(each) for each in steps]
-    posterior = mixed_weights(posteriors, weight, left_out.slope, left_out.temper)
+    posterior = mixed_weights(posteriors, weight, *left_out.scale)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -179,7 +180,7 @@ def fit_sampled(problem, sign, monitor, k):
         site_precision=site.precision,
         marginal_variance=variances,
         n_passes=0,
-        left_out=calibrated(sign, weight, np.ones(1), [left], problem.calibration),
+        left_out=calibrated_labels(sign, weight, np.ones(1), [left], problem.scales),
     )
     posterior = problem.posterior(step)
     posterior.system = IterativeSystem(
@@ -212,7 +213,7 @@ def fit_parted(problem, monitor, k):
     fit = _natural_parts if problem.variance == "exact" else _sampled_parts
     try:
         result, log_evidence, attributes, how = fit(problem, rows, monitor, problem.lasts[k])
-        left_out = LeftOut(1.0, 1.0) if problem.calibration is None else rows.left_out(*how)
+        left_out = LeftOut(np.ones(2)) if problem.scales is None else rows.left_out(*how)
     finally:
         rows.forget()
     posterior = problem.posterior(result.evaluation.payload)
@@ -242,8 +243,7 @@ def _natural_parts(problem, rows, monitor, last):
 
 def _finished(posterior, result, log_evidence, attributes):
     """Return the `BinaryFit` of one posterior with its calibration."""
-    left_out = attributes["left_out"]
-    posterior = mixed_weights([posterior], np.ones(1), left_out.slope, left_out.temper)
+    posterior = mixed_weights([posterior], np.ones(1), *attributes["left_out"].scale)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -266,12 +266,11 @@ class Copies:
 
     def of_rows(self, attributes):
         """Return the attributes of a `BinaryFit` to merged rows for all rows."""
-        left = attributes["left_out"]
-        cavities = Cavities(*(values[..., self.group] for values in left.cavities))
+        scale, *each = attributes["left_out"]
         new = dict(
             site_precision=attributes["site_precision"][..., self.group] * self.share,
             marginal_variance=attributes["marginal_variance"][..., self.group],
-            left_out=left._replace(cavities=cavities, log_proba=left.log_proba[self.group]),
+            left_out=LeftOut(scale, *(values[..., self.group] for values in each)),
         )
         return attributes | new
 

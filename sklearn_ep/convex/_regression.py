@@ -23,6 +23,7 @@ from sklearn.utils import check_array, check_random_state
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, row_blocks
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
+from .._engine.sites import one_copy
 from .._estimator.checks import LARGEST_IN_UNITS
 from .._estimator.row_parts import (
     RowStatistics,
@@ -543,7 +544,7 @@ def _lone_columns(rows, flat):
     X, _, weight = rows
     squares, j = X * X, np.arange(X.shape[1])
     row, sums = np.argmax(squares, axis=0), weight @ squares
-    own = np.minimum(weight, 1.0)[row]
+    own = one_copy(weight)[row]
     varies = 1.0 - flat * own / weight.sum()  # share of a deviation that is left about the mean
     lone = (sums > 0) & (own * squares[row, j] >= (1.0 - 1e-9) * varies * sums)
     return lone, row[lone], X[row, j][lone] / varies[lone]
@@ -560,9 +561,9 @@ def _left_out(rows, step, centres, precision, flat):
     n, d = X.shape
     if n > d + _BY.exact // 2:
         var = step.system.row_variance(X) + flat * noise / weight.sum()
-        left = np.maximum(1.0 - np.minimum(weight, 1.0) * var / noise, np.finfo(float).eps)
+        left = np.maximum(1.0 - one_copy(weight) * var / noise, np.finfo(float).eps)
         return (y - X @ step.u) / left, var / left
-    own, copy = noise / weight, np.minimum(weight, 1.0) / weight
+    own, copy = noise / weight, one_copy(weight) / weight
     K = (X / precision) @ X.T
     K[np.diag_indices_from(K)] += own
     inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))

@@ -20,10 +20,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from .._engine.gaussian import row_blocks
+from .._engine.left_out import LeftOut, ScoreSums, best_scales
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
-from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, rows_left_out
+from ._calibration import SCALES, cavities, rows_left_out
 from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
@@ -308,18 +309,18 @@ def site_sums(rows, mean, root):
 
 
 def left_out(rows, mean, root):
-    """Return the `RowsLeftOut` of rows without their sites in a posterior."""
+    """Return the `CavityRows` of rows without their sites in a posterior."""
     each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
     return _without_sites(rows.sites, *(np.concatenate(v) for v in zip(*each, strict=True)))
 
 
 def left_out_of_anchors(rows, point, anchors):
-    """Return the `RowsLeftOut` of rows without their sites in a sampled posterior."""
+    """Return the `CavityRows` of rows without their sites in a sampled posterior."""
     return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors))
 
 
 def _without_sites(sites, s, z):
-    """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
+    """Return the `CavityRows` of rows with predictors of mean s and variance z."""
     f = sites.penalty(s, z)
     left = cavities(s, z, f.slope, f.precision, sites.weight)
     return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])[0]
@@ -381,7 +382,7 @@ def _column_sums(part, k, spec):
 def score_sums(part, k, spec, theta, form, *state):
     """Return the `ScoreSums` of partition k at theta.
 
-    None where nothing is kept and no state is given from which `form` gives the `RowsLeftOut`.
+    None where nothing is kept and no state is given from which `form` gives the `CavityRows`.
     """
     key = spec.token + " left out"
     left: Any = MEMORY.find(key, k)
@@ -389,7 +390,7 @@ def score_sums(part, k, spec, theta, form, *state):
         if not state:
             return None
         left = form(_rows_of(part, k, spec), *state)
-        MEMORY.keep(key, k, left, sum(values.size for values in left))
+        MEMORY.keep(key, k, left, 8 * left.mean.size)
     return ScoreSums.of(theta, left)
 
 
@@ -429,7 +430,7 @@ class PartedRows:
     def left_out(self, form, *state):
         """Return the `LeftOut` of the rows.
 
-        `form` gives the `RowsLeftOut` of `PartRows`, `state` is the posterior it takes.
+        `form` gives the `CavityRows` of `PartRows`, `state` is the posterior it takes.
         """
         begun = self.n_visits
 
@@ -441,8 +442,7 @@ class PartedRows:
             self.n_visits += 1
             return add_up(answers)
 
-        slope, temper = np.exp(best_of_sums(self.n_rows, sums))
-        return LeftOut(float(slope), float(temper))
+        return LeftOut(np.exp(best_scales(SCALES, self.weight, sums)))
 
 
 def _diagonal(rows, precision):

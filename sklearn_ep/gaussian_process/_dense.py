@@ -13,7 +13,6 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._engine.class_sites import (
-    ClassSites,
     JointEP,
     class_update,
     empty_sites,
@@ -26,12 +25,14 @@ from .._engine.sites import Sites
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from ._base import (
     check_kernel,
+    class_cavity,
     evidence_of_problems,
     factor_of,
     initial_kernel,
     last_sites,
-    left_out_labels,
+    left_out_classes,
     left_out_signs,
+    mixed_logs,
     spread_of,
     sweeps_of,
     takes_temper,
@@ -108,9 +109,13 @@ class BinaryModel:
         empty = Sites.zero(len(X))
         return np.array(self.rule(self.factor, sign, empty, *posterior.latent(X)).sites)
 
-    def left_out(self, result, y, copies):
-        """Return attributes that say how likely labels of so many copies are from other rows."""
-        return left_out_signs(self.factor, result, copies)
+    def left_out(self, results, weight, sign, copies):
+        """Return attributes that say how likely labels of so many copies are from other rows.
+
+        By the `results` of nodes with weight (M,).
+        """
+        each = np.array([left_out_signs(self.factor, result, copies) for result in results])
+        return dict(loo_log=mixed_logs(weight, each, (sign, copies)))
 
 
 @dataclass(frozen=True)
@@ -158,13 +163,13 @@ class JointModel:
     def foretold_sites(self, posterior, X, y):
         """Return sites (2, n, K) of rows that a posterior of others asks for."""
         mean, cov = posterior.latent(X)
-        empty = ClassSites(*empty_sites(y, mean.shape[1]))
+        empty = Sites(*empty_sites(y, mean.shape[1]))
         return np.array(class_update(self.factor, y, empty, mean, cov, 0.0).sites)
 
-    def left_out(self, result, y, copies):
+    def left_out(self, results, weight, y, copies):
         """Return attributes that say how likely labels of so many copies are from other rows."""
-        told, cavities = left_out_labels(self.factor, result, y, copies)
-        return told | {"cavities": cavities[None]} if self.tempered else told
+        nodes = [class_cavity(result, copies)[:2] for result in results]
+        return left_out_classes(self.factor, nodes, weight, (y, copies), self.tempered)
 
 
 class KernelNode(NamedTuple):

@@ -32,9 +32,7 @@ from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import (
     attributes_of_nodes,
     fit_of_sites,
-    mixed_logs,
     share_of_copies,
-    tempered,
     watch_of_sweeps,
 )
 from ._dense import DenseProblem
@@ -102,19 +100,8 @@ def fit_dense(plan, y, monitor, k):
     if average is not None:
         return _mixed_fit(plan, y, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
-    left = plan.model.left_out(result, y, plan.weight)
+    left = plan.model.left_out([result], np.ones(1), y, plan.weight)
     return fit_of_sites(posterior, trace, end, result, kernel, left)
-
-
-def tempered_fit(plan, fit):
-    """Return a `GPFit` of several classes jointly with its temper, any other as it is."""
-    own = fit.runs[0].attributes
-    if "cavities" not in own:
-        return fit
-    weight, rows = np.ones(1), (plan.y, plan.weight)
-    if "average" in own:
-        weight = own["average"].weight
-    return tempered(fit, plan.model.factor, rows, weight, own.pop("cavities"))
 
 
 def _mixed_fit(plan, y, average, trace, end, result):
@@ -123,10 +110,7 @@ def _mixed_fit(plan, y, average, trace, end, result):
     refined = dict(result=result, state=result.evaluation.payload[0])
     own[heaviest] = own[heaviest]._replace(**refined)
     posteriors = [plan.posterior((n.kernel, n.state)) for n in own]
-    told = [plan.model.left_out(n.result, y, plan.weight) for n in own]
-    cavities = [each.pop("cavities") for each in told if "cavities" in each]
-    mixed = mixed_logs(average.weight, told, (y, plan.weight))
-    mixed |= dict(cavities=np.concatenate(cavities)) if cavities else {}
+    mixed = plan.model.left_out([n.result for n in own], average.weight, y, plan.weight)
     more = attributes_of_nodes(average, [n.theta for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])

@@ -22,7 +22,6 @@ from scipy.special import log_softmax
 
 from .._engine.class_sites import (
     MOST_WEIGHTS,
-    ClassSites,
     ClassWeights,
     JointEP,
     class_covariances,
@@ -31,6 +30,7 @@ from .._engine.class_sites import (
 from .._engine.gaussian import Moments, checked_cholesky
 from .._engine.hyper import Node
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
+from .._engine.sites import Sites
 from . import _scales
 from ._layout import RowsToPredict, SharedRows, effect_columns
 from ._posterior import EffectsMixture
@@ -77,13 +77,13 @@ _MIXING, _PLAIN_DAMPING = 0.7, 0.2
 
 
 class ClassNode(NamedTuple):
-    """What is kept of a node: its `ClassSites`, alone in a tuple, and log evidence given theta.
+    """What is kept of a node: its `Sites`, alone in a tuple, and log evidence given theta.
 
     The posterior of the weights follows from the sites, and has (K q)^2 numbers: it is made again
     for the few nodes that matter.
     """
 
-    sites: tuple[ClassSites]
+    sites: tuple[Sites]
     log_z: float
 
 
@@ -129,7 +129,7 @@ class ClassesModel:
 
     def first_sites(self):
         """Return sites (n, K) that say nothing."""
-        return (ClassSites(*empty_sites(self.y, self.n_classes)),)
+        return (Sites(*empty_sites(self.y, self.n_classes)),)
 
     def structure(self, theta):
         """Return the `ClassWeights` of coefficients and whitened effects at theta."""
@@ -157,7 +157,7 @@ class ClassesModel:
         result = ep.solve(np.stack(sites[0]), accelerate=True, **limits)
         log_z = result.evaluation.record["log_evidence"]
         slope = self._slope(theta, result.evaluation.payload[0])
-        found = ClassNode((ClassSites(*result.onwards),), log_z)
+        found = ClassNode((Sites(*result.onwards),), log_z)
         return Node.under(self.theta_prior, theta, log_z, slope, result.residual, found)
 
     def _slope(self, theta, state):

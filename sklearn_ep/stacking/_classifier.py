@@ -270,10 +270,10 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             size = parts[0].n_features_in_, len(parts[0].classes_), n_rows
             told = told - optimism(list(dict(named)), *size)
         self.weights_, self.weights_std_ = _posterior_of_weights(told.T, weight[seen])
-        log_mean = log_mixture(self.weights_, log_p)
         self.classes_ = np.unique(y)
-        self.loo_proba_ = np.exp(log_mean)
-        self.log_score_ = np.average(log_mean[seen], weights=weight[seen])
+        self.loo_proba_ = self.weights_ @ np.array(proba)
+        log_mean = log_mixture(self.weights_, log_p[:, seen])
+        self.log_score_ = np.average(log_mean, weights=weight[seen])
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)
         self._names, self.estimators_ = list(dict(named)), list(parts)
         for name in ("n_features_in_", "feature_names_in_"):

@@ -3,14 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 from sklearn import config_context
 from sklearn.utils.validation import validate_data
 
+from .._engine.left_out import ClassRows, LogPrior, calibrated
 from .._estimator.checks import checked_weights
-
-_LOG_SLOPES = (-3.0, 3.0)  # three standard deviations of their prior
 
 
 class Trees(NamedTuple):
@@ -93,21 +90,7 @@ def fit_trees(model, X, y, sample_weight, grow):
     # a quarter of the time of a small tree goes into checks
     with config_context(skip_parameter_validation=True, assume_finite=True):
         log_p = grow(data)
-    model.slope_ = slope_of(log_p, data.own, data.times)
-    log_p = log_softmax(model.slope_ * log_p, axis=1)[np.arange(len(log_p)), data.own]
-    model.loo_proba_ = np.full(len(y), np.nan)
-    model.loo_proba_[seen] = np.exp(log_p)[place]
+    found = calibrated((LogPrior(1.0),), ClassRows(log_p, data.own, data.times))
+    model.slope_, model.loo_proba_ = float(found.scale[0]), np.full(len(y), np.nan)
+    model.loo_proba_[seen] = np.exp(found.log_proba)[place]
     return model
-
-
-def slope_of(log_p, own, times, spread=1.0):
-    """Return the posterior mode of the slope of log probabilities (m, K) of labels (m,) and times.
-
-    The prior of its log is normal about zero with a standard deviation of `spread`.
-    """
-
-    def loss(log_slope):
-        log_own = log_softmax(np.exp(log_slope) * log_p, axis=1)[np.arange(len(own)), own]
-        return 0.5 * (log_slope / spread) ** 2 - times @ log_own
-
-    return float(np.exp(minimize_scalar(loss, bounds=_LOG_SLOPES, method="bounded").x))

@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal, multivariate_t, norm
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep.convex._calibration import calibrated
+from sklearn_ep.convex._calibration import calibrated_labels
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 ORACLE = oracle("linear_average")
@@ -508,14 +508,14 @@ def test_slope_and_temper_of_many_rows_are_where_exact_integrals_find_them():
     n = 10_000
     mean, var = rng.normal(size=n) * 2.0, rng.uniform(0.5, 6.0, n)
     sign = np.where(rng.random(n) < expit(0.8 * mean / np.sqrt(1.0 + 0.3 * var)), 1.0, -1.0)
-    out = calibrated(sign, np.ones(n), np.ones(1), [Cavities(mean, var)], "loo")
-    at = np.log([out.slope, out.temper])
+    out = calibrated_labels(sign, np.ones(n), np.ones(1), [Cavities(mean, var)])
+    at = np.log(out.scale)
 
     def density(theta):
         return objective(sign, np.ones(n), mean, var, *np.exp(theta))
 
     best = minimize(lambda theta: -density(theta), at, options=dict(gtol=1e-2))
-    assert abs(out.slope - 1.0) > 0.02 and -best.fun - density(at) < 2e-3
+    assert abs(out.scale[0] - 1.0) > 0.02 and -best.fun - density(at) < 2e-3
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -525,20 +525,19 @@ def test_slope_and_temper_are_where_brute_force_finds_them(seed):
     mean, var = 3 * rng.standard_normal(n), rng.gamma(2.0, [0.1, 1, 3][seed % 3], n)
     truth = rng.random(n) < expit(mean * rng.choice([0.3, 1.0, 2.0]))
     sign, weight = np.where(truth, 1.0, -1.0), rng.integers(1, 4, n).astype(float)
-    out = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], "loo")
+    out = calibrated_labels(sign, weight, np.ones(1), [Cavities(mean, var)])
     grid = [
         objective(sign, weight, mean, var, a, t)
         for a in np.exp(np.linspace(-1.5, 1.5, 31))
         for t in np.exp(np.linspace(-3, 3, 31))
     ]
-    found = objective(sign, weight, mean, var, out.slope, out.temper)
+    found = objective(sign, weight, mean, var, out.scale[0], out.scale[1])
     assert found >= max(grid) - 1e-4
-    p = expit(
-        sign[:, None] * out.slope * (mean[:, None] + np.sqrt(out.temper * var)[:, None] * NODES)
-    )
+    a, t = out.scale
+    p = expit(sign[:, None] * a * (mean[:, None] + np.sqrt(t * var)[:, None] * NODES))
     np.testing.assert_allclose(np.exp(out.log_proba), p @ WEIGHTS, atol=1e-5)
-    none = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], None)
-    assert (none.slope, none.temper) == (1.0, 1.0)
+    none = calibrated_labels(sign, weight, np.ones(1), [Cavities(mean, var)], None)
+    assert tuple(none.scale) == (1.0, 1.0)
 
 
 def test_average_is_calibrated_as_the_mixture_without_the_row():
@@ -546,7 +545,7 @@ def test_average_is_calibrated_as_the_mixture_without_the_row():
     means, variances = 2 * rng.standard_normal((2, 50)), rng.gamma(2.0, 0.5, (2, 50))
     sign, w = np.where(rng.random(50) < 0.6, 1.0, -1.0), np.array([0.3, 0.7])
     nodes = [Cavities(*pair) for pair in zip(means, variances, strict=True)]
-    out = calibrated(sign, np.ones(50), w, nodes, "loo")
+    out = calibrated_labels(sign, np.ones(50), w, nodes)
 
     def proba(a, t, share, centre):
         m = a * (centre + np.sqrt(t) * (means - centre))
@@ -557,18 +556,18 @@ def test_average_is_calibrated_as_the_mixture_without_the_row():
     share = w[:, None] / (each @ WEIGHTS)
     share = share / share.sum(axis=0)
     centre = np.sum(share * means, axis=0)
-    np.testing.assert_allclose(out.cavities.mean, centre, rtol=1e-6)
+    np.testing.assert_allclose(out.mean, centre, rtol=1e-6)
     total = np.sum(share * (variances + (means - centre) ** 2), axis=0)
-    np.testing.assert_allclose(out.cavities.var, total, rtol=1e-6)
-    own = proba(out.slope, out.temper, share, centre)
+    np.testing.assert_allclose(out.var, total, rtol=1e-6)
+    own = proba(out.scale[0], out.scale[1], share, centre)
     np.testing.assert_allclose(np.exp(out.log_proba), own, rtol=1e-6)
 
     def density(a, t):
         return np.sum(np.log(proba(a, t, share, centre))) + log_prior(a, t)
 
-    top = density(out.slope, out.temper)
+    top = density(out.scale[0], out.scale[1])
     for a, t in ((1.02, 1.0), (0.98, 1.0), (1.0, 1.05), (1.0, 0.95), (1.02, 1.05), (0.98, 1.05)):
-        assert density(out.slope * a, out.temper * t) < top
+        assert density(out.scale[0] * a, out.scale[1] * t) < top
 
 
 def test_left_out_probabilities_of_an_average_are_those_of_fits_without_the_row():
@@ -586,8 +585,8 @@ def test_weights_of_many_magnitudes_have_a_slope_and_a_temper():
     mean = np.array([-3e3, 2e3, -1e3, 40.0, 1e-3, 2.0])
     var, weight = np.array([5e3, 9e3, 7e3, 1e3, 1e3, 1e2]), 10.0 ** np.array([6, 6, 6, 0, 0, 0])
     for sign in (np.ones(6), np.array([-1.0, 1.0, -1.0, -1.0, 1.0, 1.0])):
-        out = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], "loo")
-        assert np.isfinite(out.slope) and np.isfinite(out.temper)
+        out = calibrated_labels(sign, weight, np.ones(1), [Cavities(mean, var)])
+        assert np.isfinite(out.scale[0]) and np.isfinite(out.scale[1])
 
 
 def test_rows_without_a_proper_cavity_leave_the_sum():
@@ -595,9 +594,9 @@ def test_rows_without_a_proper_cavity_leave_the_sum():
     mean, var = rng.standard_normal(30), rng.gamma(2.0, 1.0, 30)
     sign = np.where(rng.random(30) < 0.7, 1.0, -1.0)
     bad = np.append(mean, np.nan), np.append(var, np.nan)
-    a = calibrated(sign, np.ones(30), np.ones(1), [Cavities(mean, var)], "loo")
-    b = calibrated(np.append(sign, 1.0), np.ones(31), np.ones(1), [Cavities(*bad)], "loo")
-    assert (a.slope, a.temper) == (b.slope, b.temper)
+    a = calibrated_labels(sign, np.ones(30), np.ones(1), [Cavities(mean, var)])
+    b = calibrated_labels(np.append(sign, 1.0), np.ones(31), np.ones(1), [Cavities(*bad)])
+    assert tuple(a.scale) == tuple(b.scale)
     assert np.isnan(b.log_proba[-1]) and np.all(np.isfinite(b.log_proba[:-1]))
 
 

@@ -25,8 +25,8 @@ def toy(n, n_classes, d=3, seed=0):
     return X, y
 
 
-def fit(X, y, **kwargs):
-    return plain_logistic(**{"tol": 1e-8, "max_iter": 100, **kwargs}).fit(X, y)
+def fit(X, y, sample_weight=None, **kwargs):
+    return plain_logistic(**{"tol": 1e-8, "max_iter": 100, **kwargs}).fit(X, y, sample_weight)
 
 
 def test_the_posterior_is_that_of_long_sampling():
@@ -133,6 +133,16 @@ def test_rows_left_out_calibrate():
     best = value(est.slope_, est.temper_)
     for da, dt in ((1.1, 1), (0.9, 1), (1, 1.2), (1, 0.8)):
         assert value(da * est.slope_, dt * est.temper_) < best + 2e-3
+
+
+def test_of_a_row_of_less_than_one_copy_all_is_left_out():
+    X, y = toy(40, 3, seed=5)
+    weight = np.random.default_rng(5).uniform(0.2, 2.0, 40)
+    loo = fit(X, y, sample_weight=weight).loo_proba_
+    for i in [*np.argsort(weight)[:3], *np.argsort(weight)[-2:]]:
+        without = weight - np.minimum(weight, 1.0) * (np.arange(40) == i)
+        proba = fit(X, y, sample_weight=without).predict_proba(X[[i]])[0, y[i]]
+        assert loo[i] == pytest.approx(proba, abs=0.005)
 
 
 def test_draws_summary_intervals_and_diagnosis():

@@ -7,7 +7,6 @@ from scipy.special import log_softmax, logsumexp
 from scipy.stats import multivariate_normal, norm
 
 from sklearn_ep._engine.class_sites import (
-    ClassSites,
     JointEP,
     class_cavities,
     class_log_weights,
@@ -22,6 +21,7 @@ from sklearn_ep._engine.noisy_argmax import (
     SOFTMAX,
     NoisyArgmax,
 )
+from sklearn_ep._engine.sites import Sites
 
 PROBIT, LOGIT = CLASS_LIKELIHOODS["probit"], CLASS_LIKELIHOODS["logit"]
 
@@ -181,7 +181,7 @@ def test_the_cavity_times_the_site_is_the_posterior():
     cov, mean = A @ A.transpose(0, 2, 1), rng.normal(size=(6, 4))
     d, b = rng.uniform(0.001, 0.03, (6, 4)), rng.normal(size=(6, 4))
     b -= b.mean(1, keepdims=True)
-    m, V, proper = class_cavities(ClassSites(d, b), mean, cov)
+    m, V, proper = class_cavities(Sites(d, b), mean, cov)
     assert proper.all()
     for i in range(6):
         T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
@@ -194,7 +194,7 @@ def test_the_cavity_times_the_site_is_the_posterior():
 
 def test_an_improper_cavity_is_the_marginal_and_told():
     cov, mean = np.eye(3)[None], np.array([[0.3, 0.0, -0.3]])
-    sites = ClassSites(np.array([[3.0, 2.0, 0.1]]), np.array([[1.0, -1.0, 0.0]]))
+    sites = Sites(np.array([[3.0, 2.0, 0.1]]), np.array([[1.0, -1.0, 0.0]]))
     m, V, proper = class_cavities(sites, mean, cov)
     assert not proper[0]
     np.testing.assert_array_equal(m, mean)
@@ -208,8 +208,8 @@ def test_log_term_is_that_of_the_evidence():
     y, mean, var = cavities(5, 3, 1.0, seed=10)
     cov = np.einsum("nc,cj->ncj", var, np.eye(3))
     d, b = np.full((5, 3), 0.05), np.array([[0.5, -0.3, -0.2]] * 5)
-    update = class_update(PROBIT, y, ClassSites(d, b), mean, cov, 0.0)
-    m, V, proper = class_cavities(ClassSites(d, b), mean, cov)
+    update = class_update(PROBIT, y, Sites(d, b), mean, cov, 0.0)
+    m, V, proper = class_cavities(Sites(d, b), mean, cov)
     for i in range(5):
         T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
         v = contrast_variances(V[i : i + 1])[0]
@@ -223,7 +223,7 @@ def test_log_weights_are_zero_where_sites_are_the_likelihood_up_to_a_constant():
     latent = rng.normal(size=(7, 3, 4))
     y, weight = np.array([0, 1, 2]), np.array([1.0, 2.0, 0.5])
     d, b = rng.uniform(0.1, 1.0, (3, 4)), rng.normal(size=(3, 4))
-    sites = ClassSites(d, b)
+    sites = Sites(d, b)
     own = LOGIT.log_prob(latent)[:, np.arange(3), y]
     expected = np.zeros(7)
     for i in range(3):

@@ -7,9 +7,10 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep._engine.class_sites import ClassSites, JointEP, class_pull, class_update
+from sklearn_ep._engine.class_sites import JointEP, class_pull, class_update
 from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS
 from sklearn_ep._engine.partition import Part, PartMap
+from sklearn_ep._engine.sites import Sites
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 from sklearn_ep.gaussian_process.inducing.classes import JointLabels
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
@@ -163,14 +164,14 @@ def test_pulls_are_slopes_of_the_tilted_mass_in_the_row():
     wide = np.kron(np.eye(2), b)
     S = np.linalg.inv(np.linalg.inv(cavity) + wide.T @ T @ wide)
     centre = cavity @ (np.linalg.solve(S, M.ravel()) - wide.T @ shift[0])
-    y, nothing = np.array([1]), ClassSites(np.array([[0.0, 1.0]]), np.zeros((1, 2)))
+    y, nothing = np.array([1]), Sites(np.array([[0.0, 1.0]]), np.zeros((1, 2)))
 
     def log_z(row):
         update = class_update(PROBIT, y, nothing, *moments(row, centre, cavity), 0.0)
         return update.tilted.log_z[0]
 
     mean, cov = moments(b, M.ravel(), S)
-    sites = ClassSites(d, shift)
+    sites = Sites(d, shift)
     update = class_update(PROBIT, y, sites, mean, cov, 0.0)
     pull, coupling = class_pull(sites, update, mean, cov, fresh=True)
     found = pull[0] @ M + np.einsum("kc,cakd,d->a", coupling[0], S.reshape(2, 3, 2, 3), b)

@@ -1,14 +1,12 @@
 """Hyperparameters: search for the mode of their posterior, nodes about it, mixtures of these."""
 
-from .mixture import NormalPrior as NormalPrior
+from ..gaussian import NormalPrior as NormalPrior
 from .mixture import draw_mixture as draw_mixture
 from .mixture import log_mixture as log_mixture
-from .mixture import log_weights_without as log_weights_without
 from .mixture import mixture_covariance as mixture_covariance
 from .mixture import mixture_moments as mixture_moments
 from .mixture import mixture_quantiles as mixture_quantiles
 from .nodes import Average as Average
-from .nodes import Evaluate as Evaluate
 from .nodes import Lattice as Lattice
 from .nodes import Node as Node
 from .nodes import Nodes as Nodes

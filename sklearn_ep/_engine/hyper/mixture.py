@@ -1,38 +1,12 @@
-"""Priors of hyperparameters, and mixtures over nodes: what their weighted parts add up to."""
+"""Mixtures over nodes: what their weighted parts add up to."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 _HALVINGS = 60  # of the interval in which a quantile is: to the last digit
-
-
-class PriorDensity(Protocol):
-    """A proper prior density of phi (T,)."""
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-
-
-class NormalPrior(NamedTuple):
-    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
-
-    mean: np.ndarray
-    sd: np.ndarray
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-        z = (phi - self.mean) / self.sd
-        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
-
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-        return (self.mean - phi) / self.sd**2
 
 
 def mixture_moments(
@@ -60,18 +34,7 @@ def mixture_covariance(
 def log_mixture(weight: np.ndarray, log_p: np.ndarray) -> np.ndarray:
     """Return log sum_m weight_m exp(log_p_m) of log probabilities (M, ...)."""
     log_weight = np.log(weight).reshape(-1, *[1] * (log_p.ndim - 1))
-    return logsumexp(log_weight + log_p, axis=0)
-
-
-def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
-    """Return log weights (M, n) of nodes with weight (M,) when one copy of each row is left out.
-
-    A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
-    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). Of less
-    than one of the copies (n,) that is the power.
-    """
-    log_weight = np.log(weight)[:, None] - np.minimum(copies, 1.0) * log_own
-    return log_weight - logsumexp(log_weight, axis=0)
+    return np.logaddexp.reduce(log_weight + log_p, axis=0)
 
 
 def mixture_quantiles(

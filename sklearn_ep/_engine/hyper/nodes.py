@@ -22,15 +22,13 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from ..partition import Workers
-from .mixture import PriorDensity
 from .search import find_mode
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
@@ -77,6 +75,16 @@ class Spacing(NamedTuple):
 
 # Against exact posteriors by enumeration and importance sampling: probabilities within .01.
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
+
+
+class PriorDensity(Protocol):
+    """A proper prior density of phi (T,)."""
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
 
 
 class Node(NamedTuple):
@@ -215,7 +223,7 @@ def average_of(
     least: float = 1e-3,
 ) -> Average:
     """Return the `Average` of nodes with log masses (M,), without those that weigh less."""
-    log_evidence = float(logsumexp(log_mass))
+    log_evidence = float(np.logaddexp.reduce(log_mass))
     weight = np.exp(log_mass - log_evidence)
     return Average(list(nodes), weight, log_evidence, foretold, n_evaluations).heavy(least)
 
@@ -349,7 +357,7 @@ def sample_about(
     log_mass = np.array([node.objective for node in nodes]) + 0.5 * np.sum(away**2, axis=0)
     log_mass += log_volume - np.log(len(nodes))
     if not weighed:
-        log_mass[:] = logsumexp(log_mass) - np.log(len(nodes))
+        log_mass[:] = np.logaddexp.reduce(log_mass) - np.log(len(nodes))
     return average_of(nodes, log_mass, n_evaluations=visits.n_evaluations)
 
 
@@ -532,8 +540,8 @@ class Lattice:
             if visits.inside(self.origin.phi + step * (self.axes @ place)):
                 mass[teller].append(value)
                 beyond.append(value)
-        log_mass = cell + np.array([logsumexp(values) for values in mass.values()])
-        foretold = float(np.exp(cell + logsumexp(beyond) - logsumexp(log_mass)))
+        log_mass = cell + np.array([np.logaddexp.reduce(values) for values in mass.values()])
+        foretold = float(np.exp(cell + np.logaddexp.reduce(beyond) - np.logaddexp.reduce(log_mass)))
         return average_of(self.visited(), log_mass, foretold, visits.n_evaluations)
 
 

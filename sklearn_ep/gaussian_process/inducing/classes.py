@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._engine.class_sites import (
-    ClassSites,
     admissible,
     class_change,
     class_covariances,
@@ -29,6 +28,7 @@ from ..._engine.gaussian import (
     row_blocks,
 )
 from ..._engine.hyper import Accuracy
+from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
 from .ep import PassRows, RowSlopes, Visit, signed_gram
 from .rows import dense_copies, read_rows
@@ -189,27 +189,26 @@ class JointLabels:
 
 
 def cavities_of_part(part, sites, model, classes):
-    """Return (cavities (2, n, K) of the latent values of all classes, class indices, copies)."""
+    """Return means and variances (n, K) of cavities, class indices and copies of a partition."""
     X, y, weight = read_rows(part, classes)
-    each = []
-    for _, rows, _ in model.blocks(PassRows(X, y, weight, sites)):
-        each.append(_left_out(model.posteriors[0], rows))
-    return np.concatenate(each, axis=1), y, dense_copies(weight)
+    blocks = model.blocks(PassRows(X, y, weight, sites))
+    each = [_left_out(model.posteriors[0], rows) for _, rows, _ in blocks]
+    return *np.concatenate(each, axis=1), y, dense_copies(weight)
 
 
 def _left_out(posterior, rows):
-    """Return means and variances (2, b, K) without one copy of each row, or all of less."""
+    """Return means and variances (b, K) without one copy of each row, or all of less."""
     mean, cov, _ = posterior.marginals(rows.W)
-    sites = _class_sites(rows.sites * np.minimum(rows.weight, 1.0), rows.y)
-    return class_left_out(sites, mean, cov, rows.extra_var)
+    sites = _class_sites(rows.sites, rows.y)
+    return class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]
 
 
 def _class_sites(sites, y):
-    """Return `ClassSites` (b, K) of sites (K, 2, b); the winner is linked where nobody is."""
+    """Return `Sites` (b, K) of sites (K, 2, b); the winner is linked where nobody is."""
     d, b = np.array(sites.transpose(1, 2, 0), order="C")
     nobody = ~np.any(d, axis=1)
     d[nobody, y[nobody]] = 1.0
-    return ClassSites(d, b)
+    return Sites(d, b)
 
 
 class JointInducingPosterior:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import blas, solve_triangular
-from scipy.special import logsumexp
+from scipy.special import log_softmax
 
 from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import checked_cholesky, lower_times, row_blocks
@@ -186,7 +186,7 @@ class BinaryProblems:
             columns.append(self.factor.tilted(sign, cav.mean, cav.var + rows.extra_var).log_z)
         if len(columns) == 1:
             return columns[0]
-        return np.stack(columns)[rows.y, np.arange(len(rows.y))] - logsumexp(columns, axis=0)
+        return log_softmax(columns, axis=0)[rows.y, np.arange(len(rows.y))]
 
     def predictors(self, prior, posteriors):
         """Return what predicts, one a problem."""

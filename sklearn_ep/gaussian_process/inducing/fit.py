@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.gaussian import ImproperPosterior
@@ -23,10 +22,10 @@ from ..._engine.hyper import (
     average_of,
     curvature_at,
     integrate,
-    log_weights_without,
     sample_about,
     search_mode,
 )
+from ..._engine.left_out import log_weights_without
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
@@ -42,10 +41,10 @@ from .._base import (
     factor_of,
     inducing_count,
     initial_kernel,
+    left_out_classes,
     remark_of,
     sweeps_of,
     takes_temper,
-    tempered,
 )
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
@@ -381,10 +380,9 @@ def fit_inducing(plan, run, monitor):
     if average is None:
         if plan.tempered:
             each = ep.run(cavities_of_part, own.state.sites, own.model, ep.classes)
-            cavities, y, copies = zip(*each, strict=True)
-            rows = np.concatenate(y), np.concatenate(copies)
-            cavity = np.concatenate(cavities, axis=1)[None]
-            return tempered(fit, plan.labels.factor, rows, np.ones(1), cavity)
+            *node, y, copies = (np.concatenate(values) for values in zip(*each, strict=True))
+            told = left_out_classes(plan.labels.factor, [node], np.ones(1), (y, copies), True)
+            return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))
         loo = ep.leave_one_out(own.model, own.state.sites)
         return fit._replace(loo_proba=np.exp(loo))
     own.log_evidence = average.log_evidence
@@ -564,5 +562,5 @@ def _mixed_nodes(plan, ep, average, run):
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
     mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]
-    loo_proba = np.exp(logsumexp(log_weight + loo, axis=0))
+    loo_proba = np.exp(np.logaddexp.reduce(log_weight + loo, axis=0))
     return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

@@ -156,12 +156,10 @@ def new_stream(estimator, rows, labels, known=None):
     Z = first_points(estimator, X, weight, seed, kernel, told=False)
     check_kernel(kernel, kernel(Z, Z))
     P, q = labels.n_posteriors, labels.n_latents * len(Z)
-    prior, sums = (
-        InducingPrior(kernel, Z, estimator.jitter),
-        (np.zeros((P, q, q)), np.zeros((P, q))),
-    )
+    prior = InducingPrior(kernel, Z, estimator.jitter)
+    empty = np.zeros((P, q, q)), np.zeros((P, q))
     steps = STEPS if known is None else STEPS._replace(few_seen=STEPS.few_told)
-    return StreamPosterior(prior, *sums, 0.0, 0.0, seed, steps=steps)
+    return StreamPosterior(prior, *empty, 0.0, 0.0, seed, steps=steps)
 
 
 def fit_stream(estimator, plan, X, y, forgetting):

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.noisy_argmax import ErringArgmax
 from ..._estimator.averaged import AveragedClasses
-from .._base import left_out_labels
+from .._base import class_cavity
 from .._hyperparameters import central_differences
 from .._joint_gp import JointGP, JointGPPosterior
 from ..inducing.classes import JointLabels
@@ -65,8 +65,8 @@ class ClassLabels:
     def left_out(self, plan, setting, y, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""
         factor = self.factor(setting.rate, plan.noise)
-        told, _ = left_out_labels(factor, result, y, plan.weight)
-        return told, self.factor(setting.rate).wrong_proba(told["loo_log"])
+        log_p = factor.tilted(y, *class_cavity(result, plan.weight)[:2]).log_z
+        return log_p[None], self.factor(setting.rate).wrong_proba(log_p)
 
     def posterior(self, plan, setting, state):
         """Return what predicts."""

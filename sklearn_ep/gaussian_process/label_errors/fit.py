@@ -282,8 +282,8 @@ def _parts(problem, pairs, weight):
     each = [plan.labels.left_out(plan, s, problem.y, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    logs = mixed_logs(weight, told, (problem.y, plan.weight))
-    return posteriors, weight, logs | dict(wrong_proba=weight @ wrong)
+    logs = mixed_logs(weight, np.array(told), (problem.y, plan.weight))
+    return posteriors, weight, dict(loo_log=logs, wrong_proba=weight @ wrong)
 
 
 def attributes_of_setting(setting, relaxation, path):

@@ -253,12 +253,12 @@ def _told_of_signs(ep, model, x):
     messages = list(zip(x, ep.memory or [None] * len(x), strict=True))
     parts = ep.run(row_labels, messages, model, ep.classes)
     told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
-    sides = dict(loo_log_plus=told.plus, loo_log_minus=told.minus)
-    return told.sites, dict(wrong_proba=told.wrong, relaxation=told.relaxation, **sides)
+    sides = np.array([told.minus, told.plus])
+    return told.sites, dict(wrong_proba=told.wrong, relaxation=told.relaxation, loo_log=sides)
 
 
 def _told_of_classes(ep, model, x):
     """Return sites (2, n, K), and the same of all classes jointly."""
     told, sites = ep.leave_one_out(model, x), np.concatenate(x, axis=-1).transpose(1, 2, 0)
     wrong = model.labels.factor.wrong_proba(told)
-    return sites, dict(wrong_proba=wrong, relaxation=np.zeros(len(told)), loo_log=told)
+    return sites, dict(wrong_proba=wrong, relaxation=np.zeros(len(told)), loo_log=told[None])
