@@ -40,7 +40,7 @@ SETTINGS = [
     CVR(),
     CVR(LaplaceSite(1.0, bound="kl"), noise_variance="auto"),
     HierarchicalEPLogistic(),
-    HierarchicalEPLogistic(n_partitions=3, damping=0.5),
+    HierarchicalEPLogistic(n_partitions=2),
     BayesianStackingClassifier(
         [("process", GP(**SPARSE, optimizer=None)), ("linear", CVL(1.0))], random_state=0
     ),
@@ -80,6 +80,7 @@ MORE_SETTINGS = [
     CVL(1.0, variance="lanczos", random_state=0),
     CVR(variance="monte_carlo", random_state=0),
     HierarchicalEPLogistic(engine="laplace"),
+    HierarchicalEPLogistic(n_partitions=3, damping=0.5),
     HierarchicalEPLogistic(engine="importance", max_iter=10, random_state=0),
     HierarchicalEPLogistic(refine=False, fit_intercept=False, prior_scale=1.0),
     HierarchicalEPLogistic(multi_class="joint"),
