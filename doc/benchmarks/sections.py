@@ -34,7 +34,7 @@ PARTS = {
             "against .317), and scikit-learn's Gaussian process on haberman (.512 against .517). "
             "Two sets of genes have 43 and 71 training rows, and so few test rows that "
             "level means little: on colon logistic regression has .353 and the stack .369, on "
-            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .84 "
+            "prostate tumours boosting has .276 and the stack .325. A fit of the stack takes .81 "
             "CPU seconds in the mean, 2.5 times the Gaussian process alone, one of LightGBM .06, "
             "of tuned boosting 1.7, of CatBoost 3.0; the machine had other work.",
         ),
@@ -80,13 +80,12 @@ PARTS = {
             "More than two classes",
             "Iris, wine, digits and generated sets of three to ten classes.",
             "On six of seven sets the joint Gaussian process has a lower log loss than one class "
-            "against the rest, at .3 to 1.9 times the CPU. Its variances are tempered by rows left "
-            "out: digits go from .117 to .074, topics from .885 to .276. It leads on rings and on "
-            "six. The joint linear model is ahead of one class against the rest on five sets: "
-            "digits go from .144 to .075. Rings are worse jointly: 1.384 for 1.331. "
-            "LogisticRegressionCV leads on digits (.069) and on topics (.221, the joint linear "
-            "model .244). It is level with the joint linear model on waves, and takes far less CPU "
-            "where classes are many.",
+            "against the rest, at .3 to 1.8 times the CPU. Its variances are tempered by rows left "
+            "out: digits go from .117 to .061, topics from .885 to .218. It leads on rings, six, "
+            "digits (LogisticRegressionCV .069) and topics (.221). The joint linear model is ahead "
+            "of one class against the rest on five sets: digits go from .144 to .075. Rings are "
+            "worse jointly: 1.384 for 1.331. LogisticRegressionCV is level with the joint linear "
+            "model on waves, and takes far less CPU where classes are many.",
         ),
         Section(
             "relaxed",
@@ -145,7 +144,7 @@ PARTS = {
             "effects with .028 false. SuSiE's of level .95 find .388 with .034 false. Where a "
             "tenth of the sets is false they find .482, SuSiE's .388. By single columns it is "
             ".153, SuSiE's .142. Knockoffs at a rate of .1 find nothing on five replicates: they "
-            "need ten discoveries. Beside one other job a default fit takes 2.1 CPU seconds in the "
+            "need ten discoveries. Beside one other job a default fit takes 1.9 CPU seconds in the "
             "median, and 12 at most. "
             "Rows of SuSiE, with .29 seconds, of abess and of the lasso are of an earlier run. "
             "With many small effects the prior misses more than one with a wider number of "
