@@ -623,11 +623,11 @@ moves kernel, points and sites together is as good as generalised FITC and stoch
 inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
 once few rows follow a dense average over kernels; by the paper's recipe it does on four of seven
 sets. A step after each pass is faster than the steps of GFITC at fixed points (Figure 3), though
-not than our own, which are accelerated (Figure 1). GFITC is written out beside the items, and at a fixed
-kernel has the evidence of our fit to ten digits; SVI is that of GPyTorch. Both start from the
-points and kernel of the paper's recipe, on our splits. In Figure 2 GFITC is our
-own L-BFGS at fixed points, and SVI our power EP at a small power, whose limit it is. Figures of
-GFITC and SVI are the paper's where a column says so.
+not than our own, which are accelerated (Figure 1). GFITC is written out beside the items, and at a
+fixed kernel has the evidence of our fit to ten digits; SVI is that of GPyTorch. Both start from the
+points and kernel of the paper's recipe, on our splits. In Figure 2 GFITC is our own L-BFGS at fixed
+points, and SVI our power EP at a small power, whose limit it is. Figures of GFITC and SVI are the
+paper's where a column says so.
 """
 ITEMS = [
     Item(
