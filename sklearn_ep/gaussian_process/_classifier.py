@@ -372,11 +372,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     Where several classes are clean, their joint posterior is often wider than it should be. By
     default predictions therefore count its variances by a factor, `variance_temper_`, at which rows
-    are well predicted from the others: a tempered posterior [7]_. It has the largest
-    leave-one-out probability times a prior of its log: standard normal above zero, below zero of
-    Cauchy's form with a width of .4. It holds for probabilities, their intervals and draws, and
-    `loo_proba_`. `latent_mean_and_variance` and `latent_covariance` are
-    those of the posterior, and so are predictions of two classes.
+    are well predicted from the others: a tempered posterior [7]_. It has the largest leave-one-out
+    probability times a prior of its log: standard normal above zero, below zero of Cauchy's form
+    with a width of .4. It holds for probabilities, their intervals and draws, and `loo_proba_`.
+    `latent_mean_and_variance` and `latent_covariance` are those of the posterior, and so are
+    predictions of two classes.
 
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
     end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
