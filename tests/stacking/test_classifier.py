@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy import special
+from scipy import optimize, special
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
@@ -333,6 +333,29 @@ def rings(n_rows):
     rng = np.random.default_rng(4)
     y = np.arange(n_rows) % 2
     return rng.normal(size=(n_rows, 20)) * np.where(y, 1.0, 2.0)[:, None] + 0.45 * y[:, None], y
+
+
+@pytest.mark.parametrize(
+    ("name", "slope", "spread"),
+    [
+        ("gaussian_process", "odds_slope_", 0.35),
+        ("forest", "slope_", 1.0),
+        ("boosting", "slope_", 1.0),
+    ],
+)
+def test_slopes_predict_rows_that_are_left_out_best(name, slope, spread):
+    """The posterior mode, by another search from the left-out probabilities alone."""
+    X, y = rings(300)
+    part = BayesianStackingClassifier(random_state=0).fit(X, y).named_estimators_[name]
+    found = getattr(part, slope)
+    odds = special.logit(part.loo_proba_) / found  # of the row's own label, before the slope
+
+    def loss(log_slope):
+        return 0.5 * (log_slope / spread) ** 2 - special.log_expit(np.exp(log_slope) * odds).sum()
+
+    best = optimize.minimize_scalar(loss, bounds=(-2.0, 2.0), method="bounded")
+    assert abs(np.log(found)) > 0.05
+    assert_allclose(np.log(found), best.x, atol=1e-3)
 
 
 def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope():
