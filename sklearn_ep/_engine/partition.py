@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
 
+from .threads import one_blas_thread
+
 
 class Part:
     """Holder of the arrays of one partition.
@@ -138,7 +140,8 @@ _RESTARTS = 3  # pools lost to a killed process before a fit gives up
 
 def _numbered(k: int, function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
     """Return (k, answer of task k): answers come in any order, and some twice after a restart."""
-    return k, function(*args)
+    with one_blas_thread():
+        return k, function(*args)
 
 
 class Workers:

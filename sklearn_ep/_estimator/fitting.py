@@ -13,12 +13,13 @@ from sklearn.exceptions import ConvergenceWarning
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
+from .._engine.threads import one_blas_thread
 from .annotations import Method
 from .checks import numerical_cause
 
 
-def restore_on_error(method: Method) -> Method:
-    """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
+def fit_method(method: Method) -> Method:
+    """Make a method a fit: on one BLAS thread, and with the estimator as it was when it raises.
 
     A posterior that has no Cholesky factor in double precision, whatever the steps, other failures
     of linear algebra, or numbers beyond its range become a ValueError that names what the data have
@@ -31,7 +32,8 @@ def restore_on_error(method: Method) -> Method:
         # whoever copies the estimator in the middle finds it not fitted, rather than half
         vars(self).pop("_posteriors", None)
         try:
-            return method(self, *args, **kwargs)
+            with one_blas_thread():
+                return method(self, *args, **kwargs)
         except BaseException as error:
             vars(self).clear()
             vars(self).update(before)

@@ -15,6 +15,7 @@ from .._engine.gaussian import covariance_root, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
+from .._engine.threads import one_blas_thread
 from .fitting import one_or_stack
 from .row_parts import BLOCK
 
@@ -67,6 +68,7 @@ class NodesAtRows(NamedTuple):
         return log_mixture(self.weight, np.array(each))
 
 
+@one_blas_thread()
 def nodes_at(posterior, link, rows):
     """Return the `NodesAtRows` of a posterior, by its `at_nodes` where it has several nodes."""
     if hasattr(posterior, "at_nodes"):

@@ -9,6 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._engine.threads import one_blas_thread
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
@@ -62,6 +63,7 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
     return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
+@one_blas_thread()
 def scores(
     estimator: Any,
     X: RowsLike,
@@ -159,6 +161,7 @@ def scores(
     return plain_scores(estimator, X, reference, strategy)
 
 
+@one_blas_thread()
 def query(
     estimator: Any,
     X_pool: RowsLike,

@@ -32,10 +32,10 @@ from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
     fit_each_problem,
+    fit_method,
     fit_problems,
     hyper_attributes,
     one_or_stack,
-    restore_on_error,
     run_attributes,
     warn_not_converged,
 )
@@ -415,7 +415,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         self.random_state = random_state
         self.verbose = verbose
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -489,7 +489,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         _store_fit(self, problem, fits, None)
 
     @available_if(_may_stream)
-    @restore_on_error
+    @fit_method
     def partial_fit(
         self,
         X: RowsLike,

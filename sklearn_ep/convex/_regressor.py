@@ -29,7 +29,7 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
     BinaryFit,
     FitMonitor,
-    restore_on_error,
+    fit_method,
     run_attributes,
     warn_not_converged,
 )
@@ -189,7 +189,7 @@ class ConvexVariationalRegressor(
         self.tol = tol
         self.random_state = random_state
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -237,7 +237,7 @@ class ConvexVariationalRegressor(
         monitor.finish()
         return self._stored(plan, fitted, X)
 
-    @restore_on_error
+    @fit_method
     def partial_fit(
         self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> Self:

@@ -21,7 +21,7 @@ from .._estimator.checks import (
     warn_of_spreads,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
+from .._estimator.fitting import FitMonitor, fit_method, fit_problems
 from ._base import (
     GaussianProcessBase,
     allows_joint,
@@ -513,7 +513,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             return False
         return (free and begins_with_some_rows(self, n_rows)) or super()._through_points(n_rows)
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -582,7 +582,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         told = dict(learn_inducing_=plan.learn_inducing, variance_temper_=fit.temper)
         return self._store(plan, fit, kept, **told)
 
-    @restore_on_error
+    @fit_method
     def partial_fit(
         self,
         X: RowsLike,

@@ -26,9 +26,9 @@ from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
     fit_each_problem,
+    fit_method,
     fit_problems,
     one_or_stack,
-    restore_on_error,
 )
 from .._estimator.latents import JointLatents, is_joint
 from ._base import (
@@ -430,7 +430,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None

@@ -353,7 +353,7 @@ class HierarchicalEPLogistic(
         self.random_state = random_state
         self.verbose = verbose
 
-    @fitting.restore_on_error
+    @fitting.fit_method
     @with_callbacks
     def fit(
         self,

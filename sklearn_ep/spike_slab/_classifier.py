@@ -9,7 +9,7 @@ from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_common, check_hyperparameters, check_number_or_auto, is_single
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
+from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import CoefficientReport
 from ._fit import keep
@@ -171,7 +171,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the classifier.

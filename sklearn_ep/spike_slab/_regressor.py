@@ -12,7 +12,7 @@ from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
+from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
 from ._fit import (
     DrawsSoFar,
@@ -282,7 +282,7 @@ class SpikeSlabRegressor(
         self.random_state = random_state
         self.verbose = verbose
 
-    @restore_on_error
+    @fit_method
     @with_callbacks
     def fit(
         self,

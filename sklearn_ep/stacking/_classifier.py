@@ -26,7 +26,7 @@ from .._engine.partition import Workers
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number, checked_weights
-from .._estimator.fitting import restore_on_error
+from .._estimator.fitting import fit_method
 from .._estimator.summary import Table
 from ._parts import default_parts, fit_part, optimism, proba_intervals
 
@@ -228,7 +228,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         self._set_params("estimators", **params)
         return self
 
-    @restore_on_error
+    @fit_method
     def fit(self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit all parts, and weigh them.
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.utils import check_array
-from threadpoolctl import threadpool_limits
 
 from ..._engine.gaussian import row_blocks
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
+from ..._engine.threads import libraries
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, inducing_count, weighted_mean
@@ -339,7 +339,7 @@ def choose_inducing_points(rows, weight, n_inducing, seed, kernel=None):
     if standard.size > LIMITS.k_means_single:
         standard = standard.astype(np.float32)
     # one thread: the order in which threads add up would change the last digits
-    with threadpool_limits(limits=1, user_api="openmp"):
+    with libraries().limit(limits=1, user_api="openmp"):
         start = standard[first[:n_inducing]]
         centres = KMeans(n_inducing, init=start, n_init=1, max_iter=10, random_state=seed)
         centres.fit(standard, sample_weight=weight)
