@@ -206,6 +206,16 @@ PARTS = {
             "1.2 times as long. What travels is counted in bytes; "
             ":doc:`scaling_out` has the table.",
         ),
+        Section(
+            "threads",
+            "BLAS threads of a fit",
+            "Generated rows on two cores, seconds of the clock. Fits take one BLAS thread; here "
+            "every other one is given two.",
+            "Two threads take 1.5 to 4.8 times as long as one in eight of nine fits, since the "
+            "libraries of numpy and scipy have threads each. A dense fit of 6000 rows takes .73 of "
+            "the time. Answers of learned hyperparameters move with the number of threads, in one "
+            "fit by .18 at a row.",
+        ),
     ],
     "Groups": [
         Section(

@@ -1,10 +1,10 @@
 """One thread for the numerical libraries: EP alternates small products and small factorisations.
 
 The wheels of numpy and scipy bring an OpenBLAS each, whose threads wait for work on the same cores.
-With two threads on two cores, Gaussian processes of 600 to 2000 rows took 2.4 to 5 times as long as
-with one, and 20,000 rows through 200 points 4.4 times. Threads in only one of the two libraries won
-a tenth. The last bits of a product depend on the threads as well, so that workers, who have fewer,
-would answer otherwise than one process does.
+With two threads on two cores eight of nine fits took 1.5 to 4.8 times as long as with one; only a
+dense fit of 6000 rows took .73 of the time (doc/benchmarks/threads.py). The last bits of a product
+depend on the threads as well, so that workers, who have fewer, would answer otherwise than one
+process does.
 """
 
 from collections.abc import Iterator
