@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep.gaussian_process._kernels import contract, contract_diagonal, cross_covariance
 from sklearn_ep.kernels import AdditiveRBF, GroupedRBF
 
@@ -185,3 +192,61 @@ def test_groups_of_one_column_are_the_default_kernel():
     ]
     assert_allclose(fits[0].predict_proba(X), fits[1].predict_proba(X), atol=1e-6)
     assert fits[1].hyperparameters_used_ == "integrate"
+
+
+def in_more_columns(X, n_columns, rng):
+    """Return rows of the same distances and products in more columns."""
+    return X @ np.linalg.qr(rng.normal(size=(n_columns, X.shape[1])))[0].T
+
+
+WIDE = [
+    2.0 * RBF(1.5) + 0.3 * DotProduct(0.5),
+    Matern(1.2, nu=1.5) * 2.0 + WhiteKernel(0.1),
+    (2.0 * GroupedRBF(1.5, intercept=0.5)) ** 2.0,
+    RationalQuadratic(1.5),
+]
+
+
+@pytest.mark.parametrize("kernel", WIDE, ids=str)
+@pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_more_columns_than_rows_of_the_same_distances(kernel, model, n_classes):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 4))
+    wide, y = in_more_columns(X, 90, rng), np.digitize(X[:40, 0], [-0.5, 0.5][: n_classes - 1])
+    few = model(kernel, optimizer=None, random_state=0).fit(X[:40], y)
+    many = model(kernel, optimizer=None, random_state=0).fit(wide[:40], y)
+    assert many.n_features_in_ == 90
+    assert_allclose(many.predict_proba(wide), few.predict_proba(X), rtol=1e-7)
+    assert_allclose(many.loo_proba_, few.loo_proba_, rtol=1e-7)
+    if model is EPGaussianProcessClassifier:
+        evidence = [m.log_marginal_likelihood(kernel.theta, True) for m in (few, many)]
+        for of_few, of_many in zip(*evidence, strict=True):
+            assert_allclose(of_many, of_few, rtol=1e-5, atol=1e-6)
+
+
+def test_more_columns_than_rows_with_lengths_of_their_own():
+    rng = np.random.default_rng(1)
+    X, lengths = rng.normal(size=(30, 4)), np.geomspace(0.5, 4.0, 40)
+    wide, y = np.hstack([X, np.zeros((30, 36))]), X[:, 0] > 0
+    for kind in (RBF, GroupedRBF):
+        few = EPGaussianProcessClassifier(kind(lengths[:4]), optimizer=None).fit(X, y)
+        many = EPGaussianProcessClassifier(kind(lengths), optimizer=None).fit(wide, y)
+        assert_allclose(many.predict_proba(wide), few.predict_proba(X), rtol=1e-9)
+    groups = np.arange(40) // 4
+    few = EPGaussianProcessClassifier(GroupedRBF(2.0), optimizer=None).fit(X, y)
+    many = EPGaussianProcessClassifier(GroupedRBF(2.0, groups=groups), optimizer=None).fit(wide, y)
+    assert_allclose(many.predict_proba(wide), few.predict_proba(X), rtol=1e-9)
+
+
+def test_averages_of_more_columns_than_rows():
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(80, 4))
+    wide, y = in_more_columns(X, 700, rng), X[:50, 0] > 0
+    kernel = 1.0 * RBF(2.0)
+    few = EPGaussianProcessClassifier(kernel, random_state=0).fit(X[:50], y)
+    many = EPGaussianProcessClassifier(kernel, random_state=0).fit(wide[:50], y)
+    assert many.log_marginal_likelihood_value_ == pytest.approx(
+        few.log_marginal_likelihood_value_, abs=1e-4
+    )
+    assert_allclose(many.predict_proba(wide), few.predict_proba(X), atol=1e-4)
