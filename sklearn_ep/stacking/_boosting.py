@@ -106,9 +106,7 @@ class CrossFittedBoosting(ClassifierMixin, BaseEstimator):
         slope, curvature = (np.arange(k) == data.own[:, None]) - p, np.maximum(p * (1.0 - p), 1e-6)
         mean = curvature.mean(axis=1)
         grower = ExtraTreeRegressor(
-            max_leaf_nodes=self.max_leaf_nodes,
-            max_features=self.tried,
-            random_state=rng.randint(2**31 - 1),
+            max_leaf_nodes=self.max_leaf_nodes, max_features=self.tried, random_state=rng
         )
         target, weight = slope / mean[:, None], data.times * mean
         tree = grower.fit(

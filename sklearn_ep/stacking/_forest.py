@@ -14,7 +14,7 @@ that a fit depends neither on theirs nor on whether weights are written out as r
 import numpy as np
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.tree import ExtraTreeClassifier
+from sklearn.tree import ExtraTreeRegressor
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -89,8 +89,10 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
 def _grown(rows, data, bag, rng):
     """Return the `Trees` of one tree for a bag (m,), and the leaves (m,) of all rows."""
     n_classes, tried = len(data.prior), min((rows.shape[1] + 1) // 2, _MOST_TRIED)
-    grower = ExtraTreeClassifier(max_features=tried, random_state=rng.randint(2**31 - 1))
-    tree = grower.fit(rows, data.own, sample_weight=bag, check_input=False).tree_
+    # squared errors of indicators rank splits as Gini's impurity does, without checks of labels
+    grower = ExtraTreeRegressor(max_features=tried, random_state=rng)
+    target = np.eye(n_classes)[data.own, int(n_classes == 2) :]
+    tree = grower.fit(rows, target, sample_weight=bag, check_input=False).tree_
     leaf = tree.apply(rows)
     held = np.bincount(leaf * n_classes + data.own, bag, tree.node_count * n_classes)
     held = held.reshape(-1, n_classes)
