@@ -23,7 +23,7 @@ from sklearn_ep import (
     RelaxedEPClassifier,
     SpikeSlabRegressor,
 )
-from sklearn_ep._engine import threads
+from sklearn_ep._engine import gaussian
 
 
 def classes(n, d, n_classes=2):
@@ -55,10 +55,10 @@ def cases(quick):
 
 def timed(model, X, y, as_set):
     """Return (answers at the rows, seconds), with two threads where they are left `as_set`."""
-    found = threads.libraries
+    found = gaussian.libraries
     if as_set:
         free = types.SimpleNamespace(limit=lambda **_: contextlib.nullcontext())
-        threads.libraries = lambda: free
+        gaussian.libraries = lambda: free
     try:
         with threadpool_limits(2, user_api="blas"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +66,7 @@ def timed(model, X, y, as_set):
             model.fit(X, y)
             seconds = time.perf_counter() - start
     finally:
-        threads.libraries = found
+        gaussian.libraries = found
     return getattr(model, "predict_proba", model.predict)(X), seconds
 
 

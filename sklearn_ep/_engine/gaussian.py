@@ -3,13 +3,23 @@
 A Gaussian factor exp(shift' x - x' precision x / 2) is a pair of arrays, so that products and
 quotients of factors are sums and differences. Whether a factor is a proper density is decided here,
 by a Cholesky factorisation and nowhere else.
+
+BLAS has one thread meanwhile: the wheels of numpy and scipy bring an OpenBLAS each, whose threads
+wait for work on the same cores. With two threads on two cores eight of nine fits took 1.5 to 4.8
+times as long as with one; only a dense fit of 6000 rows took .73 of the time
+(doc/benchmarks/threads.py). The last bits of a product depend on the threads as well, so that
+workers, who have fewer, would answer otherwise than one process does.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import blas, cho_solve, cholesky, lapack
+from threadpoolctl import ThreadpoolController
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
@@ -20,6 +30,19 @@ _LEAST_EIGENVALUE = 1e3 * np.finfo(float).eps
 
 # Rows up to which LAPACK inverts a triangular factor at once.
 _LAPACK_ROWS = 64
+
+
+@cache
+def libraries() -> ThreadpoolController:
+    """Return the numerical libraries that are loaded, which takes 12 ms to find out."""
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let BLAS have one thread in a context or a decorated function, and afterwards its own."""
+    with libraries().limit(limits=1, user_api="blas"):
+        yield
 
 
 class ImproperPosterior(ArithmeticError):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
 
-from .threads import one_blas_thread
+from .gaussian import one_blas_thread
 
 
 class Part:

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, one_blas_thread
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
-from .._engine.threads import one_blas_thread
 from .annotations import Method
 from .checks import numerical_cause
 

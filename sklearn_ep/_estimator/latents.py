@@ -11,11 +11,10 @@ from scipy.linalg import cholesky
 from scipy.special import log_softmax, ndtri, softmax
 
 from .._engine.class_sites import contrast_variances
-from .._engine.gaussian import covariance_root, row_blocks
+from .._engine.gaussian import covariance_root, one_blas_thread, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
-from .._engine.threads import one_blas_thread
 from .fitting import one_or_stack
 from .row_parts import BLOCK
 

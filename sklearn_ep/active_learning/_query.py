@@ -9,7 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from .._engine.threads import one_blas_thread
+from .._engine.gaussian import one_blas_thread
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at

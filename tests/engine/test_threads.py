@@ -14,8 +14,8 @@ from sklearn_ep import (
     RelaxedEPClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep._engine.gaussian import one_blas_thread
 from sklearn_ep._engine.partition import Workers
-from sklearn_ep._engine.threads import one_blas_thread
 from sklearn_ep.active_learning import scores
 
 

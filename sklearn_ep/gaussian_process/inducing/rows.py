@@ -8,10 +8,9 @@ import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.utils import check_array
 
-from ..._engine.gaussian import row_blocks
+from ..._engine.gaussian import libraries, row_blocks
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
-from ..._engine.threads import libraries
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, inducing_count, weighted_mean
