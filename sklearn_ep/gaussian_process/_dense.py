@@ -53,7 +53,7 @@ from ._hyperparameters import (
     wants_average,
 )
 from ._joint_gp import JointGP, JointGPPosterior
-from ._kernels import in_their_span, with_own_lengths, with_theta
+from ._kernels import span_coordinates, with_own_lengths, with_theta
 from ._limits import LIMITS
 
 # Residual to which sites are refined at the nodes of an average: the error of the evidence is of
@@ -215,8 +215,8 @@ class KernelSearch(NamedTuple):
 class DensePlan:
     """What a fit with sites on the rows is made of; sent to workers as it is.
 
-    `X` are rows of numbers, or whatever objects the kernel compares, and `places` the same or rows
-    of fewer columns with the same covariances; `y` holds class indices.
+    `X` are rows of numbers, or whatever objects the kernel compares; `coordinates` are the same, or
+    rows of fewer columns with the same covariances. `y` holds class indices.
     `model` has factor, rule and structure of a problem, `space` the parameters of the kernel that
     are learned with their prior: a `ThetaSpace` for the mode, `KernelScales` that are averaged
     over, None for a kernel that is kept. `sweeps` are keywords of `WholeEP.solve`. `starts` and
@@ -225,7 +225,7 @@ class DensePlan:
     """
 
     X: np.ndarray
-    places: np.ndarray
+    coordinates: np.ndarray
     y: np.ndarray
     weight: np.ndarray
     kernel: Kernel
@@ -271,12 +271,12 @@ class DensePlan:
 
     def part(self, rows):
         """Return the plan of some of the rows."""
-        places, y, weight = self.places[rows], self.y[rows], self.weight[rows]
-        return replace(self, X=self.X[rows], places=places, y=y, weight=weight)
+        names = "X", "coordinates", "y", "weight"
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def ep(self, kernel, y):
         """Return the fixed-point map of EP at a kernel for the labels of a problem."""
-        return self.model.ep(kernel, self.places, y, self.weight)
+        return self.model.ep(kernel, self.coordinates, y, self.weight)
 
     def converged(self, kernel, y, x, max_iter, monitor):
         """Return the `Result` of EP to `tol` at a kernel that was found, from sites x.
@@ -287,7 +287,7 @@ class DensePlan:
         steps: dict[str, Any] = self.sweeps | dict(max_iter=max_iter, monitor=monitor)
         quick, n_before = self.model.quick(len(y)), 0
         if quick is not None:
-            ep = quick.ep(kernel, self.places, y, self.weight)
+            ep = quick.ep(kernel, self.coordinates, y, self.weight)
             # a smaller residual may be beyond single precision
             result = ep.solve(x, **steps | dict(tol=max(steps["tol"], 1e-3)))
             if result.reason in ("max_iter", "asked"):
@@ -404,7 +404,7 @@ def plan_dense(estimator, training, joint):
     pairs = zip(sites, empty, strict=True)
     return DensePlan(
         X=training.X,
-        places=in_their_span(kernel, training.X),
+        coordinates=span_coordinates(kernel, training.X),
         y=training.y,
         weight=training.weight,
         kernel=kernel,

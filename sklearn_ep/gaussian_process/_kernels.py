@@ -101,7 +101,7 @@ def _of_one_length(kernel):
     return whole and getattr(kernel, "cross", StationaryCross).of_distances
 
 
-def in_their_span(kernel, X):
+def span_coordinates(kernel, X):
     """Return coordinates (n, n) of rows with the covariances of X (n, d), or X where none are.
 
     Of more columns than rows, for kernels that know rows by products and distances alone. A fit to

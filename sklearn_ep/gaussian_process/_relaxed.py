@@ -43,7 +43,7 @@ from ._base import (
     spread_of,
 )
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
-from ._kernels import in_their_span, with_theta
+from ._kernels import span_coordinates, with_theta
 from ._limits import LIMITS
 from .inducing.rows import (
     array_parts,
@@ -571,8 +571,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
             check_kernel(kernel, kernel(X))
         labels, empty = self._labels(training.y, joint)
         averaging = self._averaging(training, kernel, len(empty) == 1)
-        places = in_their_span(kernel, X)
-        rows = dict(X=X, places=places, y=training.y, weight=training.weight, averaging=averaging)
+        rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
+        rows["coordinates"] = span_coordinates(kernel, X)
         unit = None if Z is None else column_spread(X, training.weight)
         return self._plan_with(labels, kernel, Z, rng, spread, empty, unit, **rows)
 

@@ -49,7 +49,7 @@ class ClassLabels:
         And with fewer nodes of integrals.
         """
         factor = self.factor(setting.rate, plan.noise)
-        structure = JointGP(setting.kernel, plan.places, passing)
+        structure = JointGP(setting.kernel, plan.coordinates, passing)
         return JointEP(structure, factor.rough() if passing else factor, y, plan.weight)
 
     def solver(self, ep, rule, mixing):

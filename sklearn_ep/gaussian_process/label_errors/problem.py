@@ -223,7 +223,7 @@ class BinaryLabels:
         if setting.points is None:
             averages = plan.averaging is not None
             single = passing and averages and plan.weight.sum() >= LIMITS.thirds
-            latent = KernelGP(setting.kernel, plan.places, single)
+            latent = KernelGP(setting.kernel, plan.coordinates, single)
         else:
             latent = InducingGP(setting.kernel, plan.X, setting.points, plan.jitter)
         structure = LatentNoise(latent, plan.noise, plan.weight)
@@ -304,8 +304,8 @@ class LabelErrorPlan:
     where inducing points are moved, else None. `rule` is that of learning, `penalty` finite if
     relaxed sites come after it. `length_centre` centres the prior of the length scale of the
     default kernel; None for other kernels, of which nothing is known. `averaging` is None where the
-    mode is used. `places` are the rows X or others of fewer columns with the same covariances; all
-    of them, `y` and `weight` are None where the rows are in partitions.
+    mode is used. `coordinates` are the rows X, or others of fewer columns with the same
+    covariances. All of them, `y` and `weight` are None where the rows are in partitions.
     """
 
     kernel: Kernel
@@ -327,7 +327,7 @@ class LabelErrorPlan:
     unit: np.ndarray | None
     jitter: float
     X: Any = None
-    places: Any = None
+    coordinates: Any = None
     y: Any = None
     weight: Any = None
     averaging: ErrorAveraging | None = None
@@ -388,8 +388,8 @@ class LabelErrorPlan:
 
     def part(self, rows):
         """Return the plan of some of the rows."""
-        places, y, weight = self.places[rows], self.y[rows], self.weight[rows]
-        return replace(self, X=self.X[rows], places=places, y=y, weight=weight)
+        names = "X", "coordinates", "y", "weight"
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def node(self, setting, ep, result, slopes=True):
         """Return the `ErrorNode` of a `Result` of the rule of learning, maybe without `slopes`."""
