@@ -372,9 +372,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     Where several classes are clean, their joint posterior is often wider than it should be. By
     default predictions therefore count its variances by a factor, `variance_temper_`, at which rows
-    are well predicted from the others: a tempered posterior [7]_. It has the largest leave-one-out
-    probability times a prior of its log: standard normal above zero, below zero of Cauchy's form
-    with a width of .4. It holds for probabilities, their intervals and draws, and `loo_proba_`.
+    are well predicted from the others: a tempered posterior [7]_. It maximises what leave-one-out
+    log probabilities gain over a factor of one, less two standard errors over the rows: the kernel
+    was learned from the same rows. The log of the factor has a standard normal prior. The factor
+    holds for probabilities, their intervals and draws, and `loo_proba_`.
     `latent_mean_and_variance` and `latent_covariance` are those of the posterior, and so are
     predictions of two classes.
 

@@ -48,11 +48,11 @@ def test_little_is_lost_where_labels_come_from_the_model():
     for seed in range(4):
         X, y = of_the_model(seed, 500)
         est = fit(X[:100], y[:100])
-        assert 0.6 < est.variance_temper_ < 1.2
+        assert 0.7 < est.variance_temper_ <= 1.0
         tempered = log_loss(est, X[100:], y[100:])
         est.variance_temper_ = None
         losses.append(tempered - log_loss(est, X[100:], y[100:]))
-    assert np.mean(losses) < 0.005
+    assert np.mean(losses) < 0.001
 
 
 def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain():
@@ -79,18 +79,20 @@ def test_draws_and_intervals_are_those_of_the_predictions():
 
 
 def test_it_is_what_refits_without_a_row_ask_for():
-    """The posterior mode under its prior: the top of a parabola through the best of a grid."""
+    """The most certain gain: the top of a parabola through the best of a grid."""
     X, y = load_wine(return_X_y=True)
     X, y = ((X - X.mean(0)) / X.std(0))[::3], y[::3]
     est = fit(X, y, kernel=RBF(3.0), hyperparameters="mode", tol=1e-6)
-    log_temper, rows = np.arange(-2.0, 0.01, 0.125), np.arange(len(y))
+    log_temper, rows = np.arange(-16, 1) / 8.0, np.arange(len(y))
     log_p = np.empty((len(log_temper), len(y)))
     for i in rows:
         one = clone(est).set_params(kernel=est.kernel_, optimizer=None).fit(X, y, rows != i)
         for k, temper in enumerate(np.exp(log_temper)):
             one.variance_temper_ = temper
             log_p[k, i] = one.predict_log_proba(X[[i]])[0, y[i]]
-    density = log_p.sum(1) - np.log(0.4**2 + log_temper**2)
+    gain = log_p - log_p[-1]
+    error = np.sqrt(len(y)) * gain.std(axis=1)
+    density = gain.sum(1) - 2.0 * error - 0.5 * log_temper**2
     near = np.argmax(density) + np.arange(-1, 2)
     bend, slope, _ = np.polyfit(log_temper[near], density[near], 2)
     best = -0.5 * slope / bend
