@@ -1,15 +1,16 @@
-"""Two BLAS threads in a fit against one: how long, and whether answers stay.
+"""Two BLAS threads in a method against one: how long, and whether answers stay.
 
     python doc/benchmarks/threads.py [--quick]
 
-Fits take one thread whatever BLAS is set to. Here that is undone for every other fit, which then
-has two. Seconds are those of the clock, medians of three in turns; run it with two cores free.
+Methods take one thread whatever BLAS is set to. Here that is undone for every other call, which
+then has two. Seconds are those of the clock, medians of three in turns; run it with two cores free.
 """
 
 import contextlib
 import time
 import types
 import warnings
+from functools import partial
 
 import numpy as np
 from common import arguments, save, table
@@ -33,7 +34,7 @@ def classes(n, d, n_classes=2):
     )
 
 
-def cases(quick):
+def fits(quick):
     """Yield (name, model, X, y)."""
     dense = EPGaussianProcessClassifier(method="dense", random_state=0)
     yield "stack, 600 x 10", BayesianStackingClassifier(random_state=0), *classes(600, 10)
@@ -53,8 +54,21 @@ def cases(quick):
     yield "Gaussian process, dense, hyperparameters fixed, 6000 x 10", mode, *classes(6000, 10)
 
 
-def timed(model, X, y, as_set):
-    """Return (answers at the rows, seconds), with two threads where they are left `as_set`."""
+def questions():
+    """Yield (name, function without arguments) of what fitted models are asked."""
+    X, y = classes(500, 10)
+    gp = EPGaussianProcessClassifier(random_state=0).fit(X, y)
+    yield "probabilities of 500 rows", partial(gp.predict_proba, X)
+    yield "probabilities of 200 rows, 500 draws", partial(gp.sample_proba, X[:200], 500, 0)
+    yield "`diagnose` of a Gaussian process", lambda: gp.diagnose().ess_share
+    wide = make_regression(150, 400, n_informative=5, noise=5.0, random_state=0)
+    reg = SpikeSlabRegressor(random_state=0).fit(*wide)
+    yield "sparse coefficients, 500 draws", partial(reg.sample_posterior, 500, 0, exact_zeros=True)
+    yield "intervals of a sparse regression", partial(reg.predict_interval, wide[0])
+
+
+def timed(ask, as_set):
+    """Return (answer, seconds), with two threads where they are left `as_set`."""
     found = gaussian.libraries
     if as_set:
         free = types.SimpleNamespace(limit=lambda **_: contextlib.nullcontext())
@@ -63,24 +77,35 @@ def timed(model, X, y, as_set):
         with threadpool_limits(2, user_api="blas"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             start = time.perf_counter()
-            model.fit(X, y)
-            seconds = time.perf_counter() - start
+            answer = ask()
+            return answer, time.perf_counter() - start
     finally:
         gaussian.libraries = found
-    return getattr(model, "predict_proba", model.predict)(X), seconds
+
+
+def compared(name, ask, read=np.asarray):
+    """Return a row of what is asked; `read` makes an array of the answer."""
+    runs = [[timed(ask, as_set) for as_set in (False, True)] for _ in range(3)]
+    one, two = np.median([[seconds for _, seconds in pair] for pair in runs], axis=0)
+    row = {"method": name, "one thread, s": one, "two threads, s": two, "two / one": two / one}
+    answers = [read(timed(ask, as_set)[0]) for as_set in (False, True)]
+    return row | {"largest difference": float(np.max(np.abs(answers[0] - answers[1])))}
 
 
 def main():
     args = arguments(__doc__)
     rows = []
-    for name, model, X, y in cases(args.quick):
-        runs = [(timed(model, X, y, False), timed(model, X, y, True)) for _ in range(3)]
-        (answer, _), (other, _) = runs[-1]
-        one, two = np.median([[seconds for _, seconds in pair] for pair in runs], axis=0)
-        row = {"fit": name, "one thread, s": one, "two threads, s": two, "two / one": two / one}
-        rows.append(row | {"largest difference": float(np.max(np.abs(other - answer)))})
+    for name, model, X, y in fits(args.quick):
+        read = partial(predicted, X=X)
+        rows.append(compared(f"fit: {name}", partial(model.fit, X, y), read))
+    rows += [compared(name, ask) for name, ask in questions()]
     table(rows, list(rows[0]))
     save(args, "threads", rows)
+
+
+def predicted(model, X):
+    """Return probabilities of rows, or their predictions."""
+    return getattr(model, "predict_proba", model.predict)(X)
 
 
 if __name__ == "__main__":

@@ -353,7 +353,13 @@ class _Iteration:
             yield self.x
         else:
             self.x = new
-        self.current, self.found = self.found, None
+        self.current, self.found = self._evaluated(), None
+
+    def _evaluated(self) -> Evaluation:
+        """Return what was found of a state that was proper when it was reached."""
+        if self.improper:  # sites that start from earlier ones may settle once and not again
+            raise ImproperPosterior("a state that was proper is not so when evaluated once more")
+        return self.found
 
     def _admitted(self, proposal: np.ndarray, target: Any) -> np.ndarray:
         return proposal if self.repair is None else self.repair(proposal, self.x, target)
@@ -378,7 +384,7 @@ class _Iteration:
             return proposal, 0
         if target is None:
             yield self.x
-            target = self.found.target
+            target = self._evaluated().target
         for k in range(self.halvings + 1):
             candidate = self._admitted(self.x + 0.5**k * step * (target - self.x), target)
             yield candidate

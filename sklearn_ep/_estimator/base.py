@@ -1,5 +1,6 @@
 """What the estimators share whatever they predict: pickles, and how far to trust a fit."""
 
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
+from .._engine.gaussian import one_blas_thread
 from .annotations import RowsLike, Seed
 from .checks import check_number, check_seen
 from .saving import packed, unpacked
@@ -105,6 +107,14 @@ class SavedEstimator(BaseEstimator):
 
     _doc_link_module = "sklearn_ep"
     _doc_link_template = "https://github.com/sklearn-ep/sklearn-ep/blob/main/{path}"
+
+    def __init_subclass__(cls, **kwargs):
+        """Give public methods one BLAS thread: those of numpy and of scipy wait on each other."""
+        super().__init_subclass__(**kwargs)
+        own = [(k, f) for k, f in vars(cls).items() if inspect.isfunction(f)]
+        for name, method in own:
+            if not name.startswith("_"):
+                setattr(cls, name, one_blas_thread()(method))
 
     def _doc_link_url_param_generator(self):
         own = type(self).__init__.__module__  # that of the class itself is the public one

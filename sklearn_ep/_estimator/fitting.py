@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from .._engine.gaussian import ImproperPosterior, one_blas_thread
+from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
 from .annotations import Method
@@ -18,7 +18,7 @@ from .checks import numerical_cause
 
 
 def fit_method(method: Method) -> Method:
-    """Make a method a fit: on one BLAS thread, and with the estimator as it was when it raises.
+    """Make a method a fit: one that leaves the estimator as it was when it raises.
 
     A posterior that has no Cholesky factor in double precision, whatever the steps, other failures
     of linear algebra, or numbers beyond its range become a ValueError that names what the data have
@@ -31,8 +31,7 @@ def fit_method(method: Method) -> Method:
         # whoever copies the estimator in the middle finds it not fitted, rather than half
         vars(self).pop("_posteriors", None)
         try:
-            with one_blas_thread():
-                return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except BaseException as error:
             vars(self).clear()
             vars(self).update(before)

@@ -11,7 +11,7 @@ from scipy.linalg import cholesky
 from scipy.special import log_softmax, ndtri, softmax
 
 from .._engine.class_sites import contrast_variances
-from .._engine.gaussian import covariance_root, one_blas_thread, row_blocks
+from .._engine.gaussian import covariance_root, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -67,7 +67,6 @@ class NodesAtRows(NamedTuple):
         return log_mixture(self.weight, np.array(each))
 
 
-@one_blas_thread()
 def nodes_at(posterior, link, rows):
     """Return the `NodesAtRows` of a posterior, by its `at_nodes` where it has several nodes."""
     if hasattr(posterior, "at_nodes"):

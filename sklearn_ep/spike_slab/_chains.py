@@ -403,6 +403,7 @@ def all_models(law):
     density = law.log_density(models, np.broadcast_to(ratio, (len(models), len(ratio))))
     weight = np.exp(density - density.max())
     weight /= weight.sum()
+    weight[weight < np.finfo(float).eps / weight.size] = 0.0  # shares of them would underflow
     inclusion = np.bincount(models.ravel(), np.repeat(weight.sum(axis=1), law.d))[: law.d]
     level = float(np.sum(weight * density))
     if weight.size > _LENGTHS.kept:

@@ -9,11 +9,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import Seed
+from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed, frame_of, text_table
 
 
-class FeatureSupport:
+class FeatureSupport(SavedEstimator):
     """What both estimators do with `_posteriors` and inclusions: select features, draw."""
 
     inclusion_proba_: np.ndarray

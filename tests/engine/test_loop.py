@@ -93,6 +93,20 @@ def test_improper_steps_are_halved_and_counted():
     np.testing.assert_allclose(result.x, 2.9)
 
 
+def test_a_state_that_is_not_proper_when_it_is_looked_at_again_ends_the_run():
+    """Without a monotone test the target is not kept, and an evaluation may have a memory."""
+    seen = []
+
+    def once(x):
+        seen.append(x)
+        if len(seen) > 1:
+            raise ImproperPosterior("settled only once")
+        return Evaluation(x + 1.0, 1.0)
+
+    with pytest.raises(ImproperPosterior, match="once more"):
+        iterate(once, np.zeros(1), max_iter=5, tol=1e-6, repair=lambda new, x, target: new)
+
+
 def test_monitor_sees_every_iteration_and_may_stop():
     watch = Watch()
     result = iterate(affine, np.zeros(3), max_iter=20, tol=1e-12, monitor=watch)

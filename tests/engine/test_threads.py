@@ -47,6 +47,15 @@ def test_workers_have_one_thread():
     assert Workers(2, backend="loky")([(blas_threads,)] * 3) == [{1}] * 3
 
 
+def test_public_methods_have_one_thread():
+    class Own(EPGaussianProcessClassifier):
+        def answer(self):
+            return blas_threads()
+
+    assert Own().answer() == {1}
+    assert blas_threads() == {3}
+
+
 X, Y = make_classification(300, 12, n_informative=5, random_state=0)
 MODELS = {
     "points": EPGaussianProcessClassifier(method="sparse", n_inducing=40, random_state=0),

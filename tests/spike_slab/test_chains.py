@@ -252,6 +252,19 @@ def test_hostile_data_give_finite_answers(y):
         assert np.all(np.isfinite(value))
 
 
+@pytest.mark.parametrize("scale", [30.0, 1e3])
+def test_models_that_the_noise_excludes_do_not_count(scale):
+    """Their weights underflow, which once warned of a division of zero by zero."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((18, 1)) + 0.3 * rng.standard_normal((18, 6))
+    reg = SpikeSlabRegressor(noise_variance=0.1, fit_intercept=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reg.fit(X, scale * rng.standard_normal(18))
+    assert reg.algorithm_used_ == "enumeration"
+    np.testing.assert_allclose(reg.inclusion_proba_, 1.0)
+
+
 # ------------------------------------------------------------------------ law of models
 
 
