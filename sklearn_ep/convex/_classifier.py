@@ -450,14 +450,14 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         if is_part_list(X, y):
             if sample_weight is not None:
                 raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
-            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, (X, y))
+            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, X, y)
         else:
             training = validate_training(
                 self, X, y, sample_weight, accept_sparse=self._accept_sparse
             )
             if self.n_partitions is not None:
                 refuse_joint(self, f"n_partitions={self.n_partitions}")
-                self._fit_parts(array_parts(training, self.n_partitions), False, (X, y))
+                self._fit_parts(array_parts(training, self.n_partitions), False, X, y)
             else:
                 joint = takes_joint(self, *training.X.shape)
                 problem = (joint_problem if joint else make_problem)(self, training)
@@ -471,20 +471,16 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
 
-    def _fit_parts(self, parts, from_user, data):
-        """Fit rows in partitions; `data` are X and y as the caller gave them, for callbacks."""
+    def _fit_parts(self, parts, from_user, X, y):
+        """Fit rows in partitions; callbacks are told X and y as the caller gave them."""
         with PartMap(parts, self.n_jobs, prefer="threads") as run:
             problem = make_parted(self, run, from_user)
-            X, y = data
-
-            def so_far(payload):
-                return {"_posteriors": [problem.posterior(payload)]}
-
             n_problems = len(problem.lasts)
             most = problem.limits.max_iter if n_problems == 1 else n_problems
-            monitor = FitMonitor(self, X, y, most, so_far)
-            fit_one = functools.partial(fit_parted, problem)
-            fits = fit_each_problem(fit_one, n_problems, monitor)
+            monitor = FitMonitor(
+                self, X, y, most, lambda step: {"_posteriors": [problem.posterior(step)]}
+            )
+            fits = fit_each_problem(functools.partial(fit_parted, problem), n_problems, monitor)
             monitor.finish()
         _store_fit(self, problem, fits, None)
 

@@ -268,7 +268,7 @@ def _fit_sampled(problem, y, monitor):
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
-        payload = fit.result.evaluation.payload[0], spread
+        payload = fit.state, spread
         trace.end({"residual": residual}, payload)
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
     evidence, error = fit.evidence()
@@ -315,12 +315,10 @@ def _vertex(left, middle, right):
 
     Nothing is gained where it has no top.
     """
-    (x0, y0), (x1, y1), (x2, y2) = (place[:2] for place in (left, middle, right))
-    up, down = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    bend = (up - down) / (x2 - x0)  # minus half of the second derivative
-    slope = (up * (x2 - x1) + down * (x1 - x0)) / (x2 - x0)
-    move = 0.5 * slope / bend if bend > 0 else 0.0
-    return x1 + move, 0.5 * slope * move
+    at, evidence, _ = np.array([left, middle, right]).T
+    bend, slope, _ = np.polyfit(at - middle.at, evidence, 2)
+    move = -0.5 * slope / bend if bend < 0 else 0.0
+    return middle.at + move, 0.5 * slope * move
 
 
 def _next(places, bounds):

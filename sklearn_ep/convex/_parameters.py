@@ -319,6 +319,10 @@ class LearnedScale:
         ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
         return float(scale * ratio ** (1.0 / self.growth))
 
+    def spread(self, scale):
+        """Return the scale of each feature, or the one of all of them."""
+        return scale if self.groups is None else scale[self.groups]
+
     def clipped(self, scale):
         """Return a learned scale within its range."""
         return np.clip(scale, *(self.start_scale * end for end in SCALE_RANGE))
@@ -358,14 +362,10 @@ class GaussianPrior(LearnedScale):
             self.start_scale = median * np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)
         return self
 
-    def spread(self, scale):
-        """Return the scale of each feature, or the one of all of them."""
-        return scale if self.groups is None else scale[self.groups]
-
     def precision(self, scale):
         """Return the prior precisions."""
         precision = 1.0 / self.variance
-        precision[: self.n_features] /= scale if self.groups is None else scale[self.groups]
+        precision[: self.n_features] /= self.spread(scale)
         return precision
 
     start_precision = precision
@@ -411,17 +411,13 @@ class GaussianPrior(LearnedScale):
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""
-        size, dof = self._size_and_dof(u, penalty, predictor, dof)
-        return 0.5 * (size / scale - dof)
-
-    def _size_and_dof(self, u, penalty, predictor, dof):
-        """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
         d = self.n_features
         if len(u) > d:
             unit = np.zeros((1, len(u)))
             unit[0, d] = 1.0  # the variance of the intercept alone
             dof -= 1.0 - penalty.precision[d] * predictor.row_variance(unit)[0]
-        return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
+        size = float(np.sum(u[:d] ** 2 / self.variance[:d]))
+        return 0.5 * (size / scale - dof)
 
 
 class SitePrior(LearnedScale):
@@ -437,10 +433,6 @@ class SitePrior(LearnedScale):
     def __init__(self, site, variance, n_features, learn):
         self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
         self.n_sites, self.growth = n_features, site.growth
-
-    def spread(self, scale):
-        """Return the scale of each feature: one for all of them."""
-        return scale
 
     def unit_variances(self):
         """Return variances (n_features,) of about the width of the sites at a scale of one."""

@@ -166,12 +166,10 @@ class AveragedWeights(PredictorCovariances, AveragedPosterior):
     """
 
     def __init__(self, nodes, weight, slope=1.0, temper=1.0):
+        super().__init__(nodes, weight)
         self.nodes, self.slope, self.temper = nodes, slope, temper
         self.intercept = nodes[0].intercept
-        self.mean = nodes[0].mean
-        if len(nodes) > 1:
-            self.mean = weight @ np.array([node.mean for node in nodes])
-        super().__init__(nodes, weight)
+        self.mean = weight @ np.array([node.mean for node in nodes])
 
     def _scaled(self, X, values):
         """Return predictors at new rows, scaled about their mean."""

@@ -29,7 +29,7 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, weighted_variances
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -404,16 +404,6 @@ def _is_averaged(estimator, variance, prior):
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
     return True
-
-
-def weighted_variances(X, weight):
-    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
-    mean = np.asarray(X.T @ weight).ravel() / total
-    if sp.issparse(X):
-        squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
-        return surely_positive(squares - mean**2, squares)
-    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def class_weights(estimator, training):

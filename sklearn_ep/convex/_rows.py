@@ -199,14 +199,9 @@ class PartRows:
     def fast(self):
         """B in the precision of products."""
         kind = np.float32 if self.single else np.float64
-        if self.B.dtype == kind:
-            return self.B
-        # `astype` of a sparse matrix would copy its structure too
-        return (
-            with_data(self.B, self.B.data.astype(kind))
-            if sp.issparse(self.B)
-            else self.B.astype(kind)
-        )
+        if sp.issparse(self.B):  # whose own `astype` would copy its structure too
+            return with_data(self.B, self.B.data.astype(kind, copy=False))
+        return self.B.astype(kind, copy=False)
 
     @cached_property
     def squares(self):
@@ -364,12 +359,21 @@ class ColumnSums(NamedTuple):
     def variances(self):
         """Variances (n,) of the columns, as far as these sums have digits."""
         squares = self.squares / self.weight
-        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
+        return _surely_positive(squares - (self.total / self.weight) ** 2, squares)
 
 
-def surely_positive(variances, squares):
+def _surely_positive(variances, squares):
     """Return variances, those zero that are rounding errors of columns of some mean squares."""
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
+
+
+def weighted_variances(X, weight):
+    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
+    total = weight.sum()
+    if sp.issparse(X):
+        return ColumnSums(total, X.T @ weight, squared(X).T @ weight).variances
+    mean = X.T @ weight / total
+    return _surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def _column_sums(part, k, spec):
