@@ -727,12 +727,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             self._check_seen(y)
             pairs = [self._posteriors[0].joined(X, np.searchsorted(self.classes_, y))]
         else:
-            one = np.ones(1)
-            sites = (
-                [LogisticSites(s * one, one, self.bound) for s in signs]
-                for signs in self._signs(y, n_problems)
-            )
-            pairs = [p.joined(X, s) for p, s in zip(self._posteriors, sites, strict=True)]
+            pairs = [
+                p.joined(X, LogisticSites(sign, np.ones(len(sign)), self.bound))
+                for p, sign in zip(self._posteriors, self._signs(y, n_problems), strict=True)
+            ]
         joined = [posterior for posterior, _ in pairs]
         averages = [
             a._replace(weight=getattr(p, "weight", a.weight))
@@ -740,8 +738,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         ]
         attributes = _coefficient_attributes(joined, self.n_features_in_)
         attributes["log_evidence_"] = self.log_evidence_ + sum(log_prob for _, log_prob in pairs)
-        for name, value in (attributes | _averages_told(self, averages)).items():
-            setattr(new, name, value)
+        new.__dict__.update(attributes | _averages_told(self, averages))
         return new
 
 
@@ -814,9 +811,7 @@ def _replace(estimator, attributes):
     """Set fitted attributes; what another kind of fit has left goes."""
     for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
         delattr(estimator, name)
-    for name, value in attributes.items():
-        setattr(estimator, name, value)
-    estimator._of_last_fit = list(attributes)
+    vars(estimator).update(attributes, _of_last_fit=list(attributes))
 
 
 def _by_class(posteriors):
@@ -828,13 +823,12 @@ def _by_class(posteriors):
 def _coefficient_attributes(posteriors, d):
     """Return the fitted attributes that summarise posteriors of d coefficients."""
     means, variances = _by_class(posteriors)
+    joint = isinstance(posteriors[0], JointWeightPosterior)
     return {
         "coef_": means[:, :d],
         "coef_std_": np.sqrt(variances[:, :d]),
         "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
-        "multi_class_": "joint"
-        if isinstance(posteriors[0], JointWeightPosterior)
-        else "one_vs_rest",
+        "multi_class_": "joint" if joint else "one_vs_rest",
         "_posteriors": posteriors,
         "_predictors": posteriors,
         "_last": [getattr(p, "heaviest", p) for p in posteriors],

@@ -17,7 +17,7 @@ from .._engine.left_out import LeftOut, Priors
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
-from ._calibration import SCALES, calibrated_labels, cavities
+from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
 from ._parameters import (
     SIZES,
@@ -173,19 +173,17 @@ def fit_sampled(problem, sign, monitor, k):
     sign = sign[memory.copies.first]
     own, rows = memory.one_part(sign)
     loop, result, log_evidence, attributes = _sampled(problem, rows, monitor, problem.lasts[k])
-    step, place, weight = result.evaluation.payload, loop.place, memory.weight
-    site, variances = own.penalty(place.point, place.anchors), own.variances(place.anchors)
-    left = cavities(own.predictors(place.point), variances, site.slope, site.precision, weight)
+    step, place = result.evaluation.payload, loop.place
+    at = place.point, place.anchors
+    precision = own.penalty(*at).precision
     attributes |= dict(
-        site_precision=site.precision,
-        marginal_variance=variances,
+        site_precision=precision,
+        marginal_variance=own.variances(place.anchors),
         n_passes=0,
-        left_out=calibrated_labels(sign, weight, np.ones(1), [left], problem.scales),
+        left_out=rows_at_scales(problem.scales, *left_out_of_anchors(own, *at)),
     )
     posterior = problem.posterior(step)
-    posterior.system = IterativeSystem(
-        memory.design, step.prior.precision, site.precision, step.data
-    )
+    posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
     attributes = memory.copies.of_rows(attributes)
     return _finished(posterior, result, log_evidence, attributes)
 

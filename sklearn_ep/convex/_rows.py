@@ -304,21 +304,21 @@ def site_sums(rows, mean, root):
 
 
 def left_out(rows, mean, root):
-    """Return the `CavityRows` of rows without their sites in a posterior."""
+    """Return the `CavityRows` of rows without their sites in a posterior, and which are proper."""
     each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
     return _without_sites(rows.sites, *(np.concatenate(v) for v in zip(*each, strict=True)))
 
 
 def left_out_of_anchors(rows, point, anchors):
-    """Return the `CavityRows` of rows without their sites in a sampled posterior."""
+    """Return the same of a sampled posterior."""
     return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors))
 
 
 def _without_sites(sites, s, z):
-    """Return the `CavityRows` of rows with predictors of mean s and variance z."""
+    """Return the same of rows with predictors of mean s and variance z."""
     f = sites.penalty(s, z)
     left = cavities(s, z, f.slope, f.precision, sites.weight)
-    return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])[0]
+    return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])
 
 
 def _read(part, k, spec):
@@ -371,7 +371,7 @@ def weighted_variances(X, weight):
     """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
     total = weight.sum()
     if sp.issparse(X):
-        return ColumnSums(total, X.T @ weight, squared(X).T @ weight).variances
+        return ColumnSums(total, X.T @ weight, X.multiply(X).T @ weight).variances
     mean = X.T @ weight / total
     return _surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
@@ -393,7 +393,7 @@ def score_sums(part, k, spec, theta, form, *state):
     if left is None:
         if not state:
             return None
-        left = form(_rows_of(part, k, spec), *state)
+        left, _ = form(_rows_of(part, k, spec), *state)
         MEMORY.keep(key, k, left, 8 * left.mean.size)
     return ScoreSums.of(theta, left)
 

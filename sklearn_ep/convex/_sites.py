@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf, gammaln
+from scipy.special import betaln, erf
 
 from .._engine.quadrature import (
     density_at_double,
@@ -410,10 +410,7 @@ class StudentTSite(SuperGaussianSite):
         log_normaliser : float
             In closed form.
         """
-        half = 0.5 * self.df
-        # the difference of two log gamma functions loses all digits for many degrees of freedom
-        ratio = gammaln(half + 0.5) - gammaln(half) if half < 1e6 else 0.5 * np.log(half)
-        return float(ratio - 0.5 * np.log(self.df * np.pi) - np.log(self.scale))
+        return -float(betaln(0.5 * self.df, 0.5) + 0.5 * np.log(self.df) + np.log(self.scale))
 
 
 class HorseshoeSite(SuperGaussianSite):
