@@ -63,7 +63,7 @@ from ._stream import plan_stream
 
 def _may_stream(self):
     """Whether the prior can be carried from batch to batch: it has to be Gaussian."""
-    if not (isinstance(self.prior, str) and self.prior == "gaussian"):
+    if self.prior != "gaussian":
         raise AttributeError("partial_fit needs prior='gaussian'.")
     return True
 
@@ -645,7 +645,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Of several nodes those of the heaviest one, given its prior variance.
         """
         remarks = (*average_remarks(self._averages), *self._bound_remarks())
-        gaussian = isinstance(self.prior, str) and self.prior == "gaussian"
+        gaussian = self.prior == "gaussian"
         known = gaussian and self.class_weight is None and "site_precision_" in vars(self)
         if rows is None or not known or len(self._posteriors) > 1:
             return None, remarks

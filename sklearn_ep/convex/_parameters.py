@@ -108,7 +108,7 @@ def check_parameters(estimator):
 
 def _check_learning(estimator):
     """Raise a ValueError where the prior cannot be learned as asked."""
-    if estimator.learn_prior and isinstance(estimator.prior, str) and estimator.prior == "laplace":
+    if estimator.learn_prior and estimator.prior == "laplace":
         raise ValueError(
             "learn_prior=True is for the Gaussian prior; learn the scale of a Laplace prior "
             'by laplace_scale="learn".'
@@ -122,18 +122,14 @@ def _check_learning(estimator):
         )
 
 
-def _is_gaussian(estimator):
-    return isinstance(estimator.prior, str) and estimator.prior == "gaussian"
-
-
 def learns_scale(estimator):
     """Whether the scale of the prior is learned.
 
     With the local bound a variance that is not given stays at one.
     """
-    if isinstance(estimator.prior, str) and estimator.prior == "laplace":
+    if estimator.prior == "laplace":
         return isinstance(estimator.laplace_scale, str)
-    left_open = _is_gaussian(estimator) and isinstance(estimator.prior_variance, str)
+    left_open = estimator.prior == "gaussian" and isinstance(estimator.prior_variance, str)
     return bool(estimator.learn_prior) or (left_open and estimator.bound == "kl")
 
 
@@ -144,7 +140,7 @@ def given_variance(estimator):
 
 def scale_name(estimator):
     """Return the name of the coordinate that an average over the scale of the prior has."""
-    if _is_gaussian(estimator):
+    if estimator.prior == "gaussian":
         return "log_prior_variance"
     return "log_laplace_scale" if isinstance(estimator.prior, str) else "log_prior_scale"
 
@@ -168,11 +164,6 @@ def _check_positive(name, value, finite=False):
     check_number(name, value, 0, boundaries="neither")
     if finite and np.isinf(value):
         raise ValueError(f"{name} must be finite.")
-
-
-def prior_mode(estimator):
-    """Return what of the prior a warm start has to agree in."""
-    return repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
 
 
 # Rows times squared classes, each a number of eight bytes in several matrices, up to which "auto"

@@ -25,7 +25,6 @@ from ._parameters import (
     is_flat,
     learns_scale,
     make_prior,
-    prior_mode,
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
@@ -57,7 +56,7 @@ class RowsInMemory:
 
     def one_part(self, sign):
         """Return the `PartRows`, and the same as `PartedRows`."""
-        B, single = self.design.B, is_large(self.design.B.size)
+        B, single = self.design.B, self.design.B.size > SIZES.double_precision
         rows = PartRows(B, self.sites(sign), 0, self.seed, single)
         spec = RowSpec(None, None, self.design.intercept, self.bound, single=single)
 
@@ -340,7 +339,8 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     """
     variance, n = how[0], len(prior.variance)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    shape = (*state, n, n_problems, variance, prior_mode(estimator))
+    of_prior = repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
+    shape = (*state, n, n_problems, variance, of_prior)
     problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
     if variance != "exact":
         problem.noise = rademacher(n, estimator.n_variance_samples, rng)
@@ -369,7 +369,7 @@ def make_parted(estimator, run, from_user):
         refuse_joint(estimator, "partitions")
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
-    seed, single = _seed(rng), is_large(sum(f.n_entries for f in facts))
+    seed, single = _seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
@@ -377,11 +377,6 @@ def make_parted(estimator, run, from_user):
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
     return _problem(estimator, rows, prior, how, sum(sizes), ("partitions",), rng)
-
-
-def is_large(n_entries):
-    """Return whether products with so many entries are worth single precision."""
-    return n_entries > SIZES.double_precision
 
 
 def _seed(rng):
