@@ -173,19 +173,22 @@ class EnergyState:
     @cached_property
     def signed_target(self):
         """Undamped sites of EP of any sign; those whose cavity is improper stay."""
-        return sites_at(self.problem.factor, self.cavity, self.sites)
+        return _signed(self.problem.factor, self.tilted, self.cavity, self.sites)
 
 
 def sites_at(factor, cavity, sites):
     """Undamped sites of EP of any sign at cavities (2, d); those whose cavity is improper stay."""
-    t = factor.tilted(*_flattened(factor, cavity))
-    target = np.stack([t.mean / t.var, 1.0 / t.var]) - cavity
-    return np.where(factor.proper(cavity[1]), target, sites)
+    return _signed(factor, factor.tilted(*_flattened(factor, cavity)), cavity, sites)
 
 
 def _flattened(factor, cavity):
     """Shift and precision of cavities, those that are improper at the last proper precision."""
     return cavity[0], np.maximum(cavity[1], (SMALLEST_SITE - 1.0) / factor.slab_variance)
+
+
+def _signed(factor, tilted, cavity, sites):
+    target = np.stack([tilted.mean / tilted.var, 1.0 / tilted.var]) - cavity
+    return np.where(factor.proper(cavity[1]), target, sites)
 
 
 def regular_ep(
