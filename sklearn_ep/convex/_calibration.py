@@ -51,11 +51,10 @@ def calibrated_labels(sign, weight, node_weight, nodes, priors=SCALES):
 
     `nodes` are the cavities of nodes with weights (M,); see `rows_at_scales`.
     """
-    rows, proper = rows_left_out(sign, weight, node_weight, nodes)
-    return rows_at_scales(rows, proper, priors)
+    return rows_at_scales(priors, *rows_left_out(sign, weight, node_weight, nodes))
 
 
-def rows_at_scales(rows, proper, priors):
+def rows_at_scales(priors, rows, proper):
     """Return the `LeftOut` of all rows from `CavityRows` of those that are proper.
 
     `priors` are those of scales, or None for scales of one. Others are nan.

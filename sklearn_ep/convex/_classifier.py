@@ -63,7 +63,7 @@ from ._stream import plan_stream
 
 def _may_stream(self):
     """Whether the prior can be carried from batch to batch: it has to be Gaussian."""
-    if not (isinstance(self.prior, str) and self.prior == "gaussian"):
+    if self.prior != "gaussian":
         raise AttributeError("partial_fit needs prior='gaussian'.")
     return True
 
@@ -450,14 +450,14 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         if is_part_list(X, y):
             if sample_weight is not None:
                 raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
-            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, (X, y))
+            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, X, y)
         else:
             training = validate_training(
                 self, X, y, sample_weight, accept_sparse=self._accept_sparse
             )
             if self.n_partitions is not None:
                 refuse_joint(self, f"n_partitions={self.n_partitions}")
-                self._fit_parts(array_parts(training, self.n_partitions), False, (X, y))
+                self._fit_parts(array_parts(training, self.n_partitions), False, X, y)
             else:
                 joint = takes_joint(self, *training.X.shape)
                 problem = (joint_problem if joint else make_problem)(self, training)
@@ -471,20 +471,16 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
 
-    def _fit_parts(self, parts, from_user, data):
-        """Fit rows in partitions; `data` are X and y as the caller gave them, for callbacks."""
+    def _fit_parts(self, parts, from_user, X, y):
+        """Fit rows in partitions; callbacks are told X and y as the caller gave them."""
         with PartMap(parts, self.n_jobs, prefer="threads") as run:
             problem = make_parted(self, run, from_user)
-            X, y = data
-
-            def so_far(payload):
-                return {"_posteriors": [problem.posterior(payload)]}
-
             n_problems = len(problem.lasts)
             most = problem.limits.max_iter if n_problems == 1 else n_problems
-            monitor = FitMonitor(self, X, y, most, so_far)
-            fit_one = functools.partial(fit_parted, problem)
-            fits = fit_each_problem(fit_one, n_problems, monitor)
+            monitor = FitMonitor(
+                self, X, y, most, lambda step: {"_posteriors": [problem.posterior(step)]}
+            )
+            fits = fit_each_problem(functools.partial(fit_parted, problem), n_problems, monitor)
             monitor.finish()
         _store_fit(self, problem, fits, None)
 
@@ -649,7 +645,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Of several nodes those of the heaviest one, given its prior variance.
         """
         remarks = (*average_remarks(self._averages), *self._bound_remarks())
-        gaussian = isinstance(self.prior, str) and self.prior == "gaussian"
+        gaussian = self.prior == "gaussian"
         known = gaussian and self.class_weight is None and "site_precision_" in vars(self)
         if rows is None or not known or len(self._posteriors) > 1:
             return None, remarks
@@ -731,12 +727,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             self._check_seen(y)
             pairs = [self._posteriors[0].joined(X, np.searchsorted(self.classes_, y))]
         else:
-            one = np.ones(1)
-            sites = (
-                [LogisticSites(s * one, one, self.bound) for s in signs]
-                for signs in self._signs(y, n_problems)
-            )
-            pairs = [p.joined(X, s) for p, s in zip(self._posteriors, sites, strict=True)]
+            pairs = [
+                p.joined(X, LogisticSites(sign, np.ones(len(sign)), self.bound))
+                for p, sign in zip(self._posteriors, self._signs(y, n_problems), strict=True)
+            ]
         joined = [posterior for posterior, _ in pairs]
         averages = [
             a._replace(weight=getattr(p, "weight", a.weight))
@@ -744,8 +738,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         ]
         attributes = _coefficient_attributes(joined, self.n_features_in_)
         attributes["log_evidence_"] = self.log_evidence_ + sum(log_prob for _, log_prob in pairs)
-        for name, value in (attributes | _averages_told(self, averages)).items():
-            setattr(new, name, value)
+        new.__dict__.update(attributes | _averages_told(self, averages))
         return new
 
 
@@ -818,9 +811,7 @@ def _replace(estimator, attributes):
     """Set fitted attributes; what another kind of fit has left goes."""
     for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
         delattr(estimator, name)
-    for name, value in attributes.items():
-        setattr(estimator, name, value)
-    estimator._of_last_fit = list(attributes)
+    vars(estimator).update(attributes, _of_last_fit=list(attributes))
 
 
 def _by_class(posteriors):
@@ -832,13 +823,12 @@ def _by_class(posteriors):
 def _coefficient_attributes(posteriors, d):
     """Return the fitted attributes that summarise posteriors of d coefficients."""
     means, variances = _by_class(posteriors)
+    joint = isinstance(posteriors[0], JointWeightPosterior)
     return {
         "coef_": means[:, :d],
         "coef_std_": np.sqrt(variances[:, :d]),
         "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
-        "multi_class_": "joint"
-        if isinstance(posteriors[0], JointWeightPosterior)
-        else "one_vs_rest",
+        "multi_class_": "joint" if joint else "one_vs_rest",
         "_posteriors": posteriors,
         "_predictors": posteriors,
         "_last": [getattr(p, "heaviest", p) for p in posteriors],

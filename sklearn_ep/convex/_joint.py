@@ -32,11 +32,10 @@ from .._engine.loop import SILENT, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit
-from .._estimator.summary import interval_of
 from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration, takes_joint
-from ._posterior import PredictorCovariances
+from ._posterior import LinearPosterior
 from ._problem import Problem, evidence_probes, rows_and_prior, single_node
 from ._systems import with_ones
 
@@ -67,7 +66,7 @@ class ClassSpread:
         return draws.reshape(n_samples, K, q).transpose(1, 0, 2)
 
 
-class JointWeightPosterior(PredictorCovariances):
+class JointWeightPosterior(LinearPosterior):
     """Posterior of the weights (K, q) of the linear predictors of all classes.
 
     `spread` is a `ClassSpread`, or offers the same without an array. What the posterior says of
@@ -98,10 +97,6 @@ class JointWeightPosterior(PredictorCovariances):
     def coefficient_variance(self):
         """Return the variances (K, q) of the weights."""
         return self.spread.variance()
-
-    def coefficient_interval(self, level):
-        """Return central intervals (K, q, 2) of the weights."""
-        return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
     def weight_covariance(self, B, c, j):
         """Return the covariance (q, n_new) of the weights of class c with class j at rows B."""
@@ -197,7 +192,7 @@ def fit_joint(problem, y, monitor, k):
     mean, var, proper = class_left_out(Sites(*x), state.mean, state.cov, 0.0, weight)
     moments, own = partial(class_moments, QUICK_SOFTMAX, y[proper]), (mean[proper], var[proper])
     rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
-    left_out = rows_at_scales(rows, proper, problem.scales)
+    left_out = rows_at_scales(problem.scales, rows, proper)
     fit.posterior.slope, fit.posterior.temper = left_out.scale
     attributes = dict(
         **fit.attributes,
@@ -268,7 +263,7 @@ def _fit_sampled(problem, y, monitor):
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
-        payload = fit.result.evaluation.payload[0], spread
+        payload = fit.state, spread
         trace.end({"residual": residual}, payload)
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
     evidence, error = fit.evidence()
@@ -315,12 +310,10 @@ def _vertex(left, middle, right):
 
     Nothing is gained where it has no top.
     """
-    (x0, y0), (x1, y1), (x2, y2) = (place[:2] for place in (left, middle, right))
-    up, down = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    bend = (up - down) / (x2 - x0)  # minus half of the second derivative
-    slope = (up * (x2 - x1) + down * (x1 - x0)) / (x2 - x0)
-    move = 0.5 * slope / bend if bend > 0 else 0.0
-    return x1 + move, 0.5 * slope * move
+    at, evidence, _ = np.array([left, middle, right]).T
+    bend, slope, _ = np.polyfit(at - middle.at, evidence, 2)
+    move = -0.5 * slope / bend if bend < 0 else 0.0
+    return middle.at + move, 0.5 * slope * move
 
 
 def _next(places, bounds):

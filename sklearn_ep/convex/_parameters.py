@@ -108,7 +108,7 @@ def check_parameters(estimator):
 
 def _check_learning(estimator):
     """Raise a ValueError where the prior cannot be learned as asked."""
-    if estimator.learn_prior and isinstance(estimator.prior, str) and estimator.prior == "laplace":
+    if estimator.learn_prior and estimator.prior == "laplace":
         raise ValueError(
             "learn_prior=True is for the Gaussian prior; learn the scale of a Laplace prior "
             'by laplace_scale="learn".'
@@ -122,18 +122,14 @@ def _check_learning(estimator):
         )
 
 
-def _is_gaussian(estimator):
-    return isinstance(estimator.prior, str) and estimator.prior == "gaussian"
-
-
 def learns_scale(estimator):
     """Whether the scale of the prior is learned.
 
     With the local bound a variance that is not given stays at one.
     """
-    if isinstance(estimator.prior, str) and estimator.prior == "laplace":
+    if estimator.prior == "laplace":
         return isinstance(estimator.laplace_scale, str)
-    left_open = _is_gaussian(estimator) and isinstance(estimator.prior_variance, str)
+    left_open = estimator.prior == "gaussian" and isinstance(estimator.prior_variance, str)
     return bool(estimator.learn_prior) or (left_open and estimator.bound == "kl")
 
 
@@ -144,7 +140,7 @@ def given_variance(estimator):
 
 def scale_name(estimator):
     """Return the name of the coordinate that an average over the scale of the prior has."""
-    if _is_gaussian(estimator):
+    if estimator.prior == "gaussian":
         return "log_prior_variance"
     return "log_laplace_scale" if isinstance(estimator.prior, str) else "log_prior_scale"
 
@@ -168,11 +164,6 @@ def _check_positive(name, value, finite=False):
     check_number(name, value, 0, boundaries="neither")
     if finite and np.isinf(value):
         raise ValueError(f"{name} must be finite.")
-
-
-def prior_mode(estimator):
-    """Return what of the prior a warm start has to agree in."""
-    return repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
 
 
 # Rows times squared classes, each a number of eight bytes in several matrices, up to which "auto"
@@ -319,6 +310,10 @@ class LearnedScale:
         ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
         return float(scale * ratio ** (1.0 / self.growth))
 
+    def spread(self, scale):
+        """Return the scale of each feature, or the one of all of them."""
+        return scale if self.groups is None else scale[self.groups]
+
     def clipped(self, scale):
         """Return a learned scale within its range."""
         return np.clip(scale, *(self.start_scale * end for end in SCALE_RANGE))
@@ -358,14 +353,10 @@ class GaussianPrior(LearnedScale):
             self.start_scale = median * np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)
         return self
 
-    def spread(self, scale):
-        """Return the scale of each feature, or the one of all of them."""
-        return scale if self.groups is None else scale[self.groups]
-
     def precision(self, scale):
         """Return the prior precisions."""
         precision = 1.0 / self.variance
-        precision[: self.n_features] /= scale if self.groups is None else scale[self.groups]
+        precision[: self.n_features] /= self.spread(scale)
         return precision
 
     start_precision = precision
@@ -411,17 +402,13 @@ class GaussianPrior(LearnedScale):
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""
-        size, dof = self._size_and_dof(u, penalty, predictor, dof)
-        return 0.5 * (size / scale - dof)
-
-    def _size_and_dof(self, u, penalty, predictor, dof):
-        """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
         d = self.n_features
         if len(u) > d:
             unit = np.zeros((1, len(u)))
             unit[0, d] = 1.0  # the variance of the intercept alone
             dof -= 1.0 - penalty.precision[d] * predictor.row_variance(unit)[0]
-        return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
+        size = float(np.sum(u[:d] ** 2 / self.variance[:d]))
+        return 0.5 * (size / scale - dof)
 
 
 class SitePrior(LearnedScale):
@@ -437,10 +424,6 @@ class SitePrior(LearnedScale):
     def __init__(self, site, variance, n_features, learn):
         self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
         self.n_sites, self.growth = n_features, site.growth
-
-    def spread(self, scale):
-        """Return the scale of each feature: one for all of them."""
-        return scale
 
     def unit_variances(self):
         """Return variances (n_features,) of about the width of the sites at a scale of one."""

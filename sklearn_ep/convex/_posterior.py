@@ -24,15 +24,22 @@ from ._systems import with_ones
 _LARGEST_SHARE = 0.95
 
 
-class PredictorCovariances:
-    """Covariances of the predictors of rows, by those of the weights with the predictors of some.
+class LinearPosterior:
+    """Intervals of weights, and covariances of predictors by those of the weights with some.
 
-    A subclass offers `weight_covariance(B, *classes)`, (n, n_new) for rows B, of several classes
-    jointly for the weights of the first with the predictors of the second.
+    A subclass offers the `mean` of the weights, their `coefficient_variance()`, and
+    `weight_covariance(B, *classes)`, (n, n_new) for rows B, of several classes jointly for the
+    weights of the first with the predictors of the second.
     """
 
     intercept: bool
+    mean: np.ndarray
+    coefficient_variance: Any
     weight_covariance: Any
+
+    def coefficient_interval(self, level):
+        """Return central intervals (.., 2) of the weights."""
+        return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
     def covariance(self, X1, X2, *classes):
         """Return the covariance (n1, n2) of the predictors of new rows, of two classes if any."""
@@ -49,7 +56,7 @@ class PredictorCovariances:
         return lambda X1: np.asarray(X1 @ slopes) + level  # no copy of X1 with ones
 
 
-class WeightPosterior(PredictorCovariances):
+class WeightPosterior(LinearPosterior):
     """Posterior N(mean, A^-1) of the weights of a linear predictor, the intercept last if any.
 
     The `system` gives covariances, draws and solves, the `predictor` the variances of rows and
@@ -92,10 +99,6 @@ class WeightPosterior(PredictorCovariances):
         """Return the variances (n,) of the weights."""
         return self._lessened(self.predictor.coefficient_variance(), self.directions.T)
 
-    def coefficient_interval(self, level):
-        """Return central intervals (n, 2) of the weights."""
-        return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
-
     def weight_covariance(self, B):
         """Return the covariances (n, n_new) of the weights with the predictor at rows B."""
         B = B.toarray() if sp.issparse(B) else B
@@ -127,13 +130,14 @@ class WeightPosterior(PredictorCovariances):
     def joined(self, X, sites):
         """Return a new posterior with rows included one after another, and log p of their labels.
 
-        `sites` has a `LogisticSites` of one row for each row; the probability of each label is that
-        given the rows before it.
+        `sites` are the `LogisticSites` of the rows; the probability of each label is that given the
+        rows before it.
         """
         new, log_prob = copy.copy(self), 0.0
         B = with_ones(X, self.intercept)
         B = B.toarray() if sp.issparse(B) else B
-        for row, site in zip(B, sites, strict=True):
+        for i, row in enumerate(B):
+            site = sites.of_rows(slice(i, i + 1))
             d = self.system.solve(row) - new.directions.T @ (new.directions @ row)
             mean, rho = np.array([row @ new.mean]), np.array([row @ d])
             precision, shift = site.joined(mean, rho)
@@ -158,7 +162,7 @@ def mixed_weights(nodes, weight, slope, temper):
     return AveragedWeights(nodes, weight, slope, temper)
 
 
-class AveragedWeights(PredictorCovariances, AveragedPosterior):
+class AveragedWeights(LinearPosterior, AveragedPosterior):
     """Mixture with weight (M,) of the posteriors of the weights at several hyperparameters.
 
     Predictors are scaled about the mean of the mixture: their mean is that of the mixture times
@@ -166,12 +170,10 @@ class AveragedWeights(PredictorCovariances, AveragedPosterior):
     """
 
     def __init__(self, nodes, weight, slope=1.0, temper=1.0):
+        super().__init__(nodes, weight)
         self.nodes, self.slope, self.temper = nodes, slope, temper
         self.intercept = nodes[0].intercept
-        self.mean = nodes[0].mean
-        if len(nodes) > 1:
-            self.mean = weight @ np.array([node.mean for node in nodes])
-        super().__init__(nodes, weight)
+        self.mean = weight @ np.array([node.mean for node in nodes])
 
     def _scaled(self, X, values):
         """Return predictors at new rows, scaled about their mean."""

@@ -17,7 +17,7 @@ from .._engine.left_out import LeftOut, Priors
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
-from ._calibration import SCALES, calibrated_labels, cavities
+from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
 from ._parameters import (
     SIZES,
@@ -25,11 +25,10 @@ from ._parameters import (
     is_flat,
     learns_scale,
     make_prior,
-    prior_mode,
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, surely_positive
+from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, weighted_variances
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
@@ -57,7 +56,7 @@ class RowsInMemory:
 
     def one_part(self, sign):
         """Return the `PartRows`, and the same as `PartedRows`."""
-        B, single = self.design.B, is_large(self.design.B.size)
+        B, single = self.design.B, self.design.B.size > SIZES.double_precision
         rows = PartRows(B, self.sites(sign), 0, self.seed, single)
         spec = RowSpec(None, None, self.design.intercept, self.bound, single=single)
 
@@ -173,19 +172,17 @@ def fit_sampled(problem, sign, monitor, k):
     sign = sign[memory.copies.first]
     own, rows = memory.one_part(sign)
     loop, result, log_evidence, attributes = _sampled(problem, rows, monitor, problem.lasts[k])
-    step, place, weight = result.evaluation.payload, loop.place, memory.weight
-    site, variances = own.penalty(place.point, place.anchors), own.variances(place.anchors)
-    left = cavities(own.predictors(place.point), variances, site.slope, site.precision, weight)
+    step, place = result.evaluation.payload, loop.place
+    at = place.point, place.anchors
+    precision = own.penalty(*at).precision
     attributes |= dict(
-        site_precision=site.precision,
-        marginal_variance=variances,
+        site_precision=precision,
+        marginal_variance=own.variances(place.anchors),
         n_passes=0,
-        left_out=calibrated_labels(sign, weight, np.ones(1), [left], problem.scales),
+        left_out=rows_at_scales(problem.scales, *left_out_of_anchors(own, *at)),
     )
     posterior = problem.posterior(step)
-    posterior.system = IterativeSystem(
-        memory.design, step.prior.precision, site.precision, step.data
-    )
+    posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
     attributes = memory.copies.of_rows(attributes)
     return _finished(posterior, result, log_evidence, attributes)
 
@@ -342,7 +339,8 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     """
     variance, n = how[0], len(prior.variance)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    shape = (*state, n, n_problems, variance, prior_mode(estimator))
+    of_prior = repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
+    shape = (*state, n, n_problems, variance, of_prior)
     problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
     if variance != "exact":
         problem.noise = rademacher(n, estimator.n_variance_samples, rng)
@@ -371,7 +369,7 @@ def make_parted(estimator, run, from_user):
         refuse_joint(estimator, "partitions")
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
-    seed, single = _seed(rng), is_large(sum(f.n_entries for f in facts))
+    seed, single = _seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
@@ -379,11 +377,6 @@ def make_parted(estimator, run, from_user):
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
     return _problem(estimator, rows, prior, how, sum(sizes), ("partitions",), rng)
-
-
-def is_large(n_entries):
-    """Return whether products with so many entries are worth single precision."""
-    return n_entries > SIZES.double_precision
 
 
 def _seed(rng):
@@ -404,16 +397,6 @@ def _is_averaged(estimator, variance, prior):
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
     return True
-
-
-def weighted_variances(X, weight):
-    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
-    mean = np.asarray(X.T @ weight).ravel() / total
-    if sp.issparse(X):
-        squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
-        return surely_positive(squares - mean**2, squares)
-    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def class_weights(estimator, training):

@@ -112,11 +112,6 @@ class StackedDesign:
         self.shape = (self.n_rows + self.n_sites, n)
         self.n_products = 0
 
-    @property
-    def matrices(self):
-        """Whether entries of both parts are there to be looked at."""
-        return not (_is_operator(self.X) or _is_operator(self.C))
-
     def dot(self, u):
         """Return [X u; C u] for a vector or a matrix of columns."""
         self.n_products += 1 if u.ndim == 1 else u.shape[1]
@@ -141,7 +136,7 @@ class StackedDesign:
 
     def diagonal(self, weight, signs):
         """Return the diagonal of B' diag(weight) B; for operators its mean, by probes of signs."""
-        if not self.matrices:
+        if _is_operator(self.X) or _is_operator(self.C):
             product = self.dot(signs)
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)

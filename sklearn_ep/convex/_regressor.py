@@ -289,24 +289,22 @@ class ConvexVariationalRegressor(
         step = result.evaluation.payload
         posterior = plan.posterior(step, calibrated=True)
         run = BinaryFit(posterior, result.history, result.reason, log_evidence, {})
-        attributes = {
-            **run_attributes([run]),
-            "coef_": step.u,
-            "coef_std_": np.sqrt(step.variances.coefficient_variance()),
-            "intercept_": posterior.intercept,
-            "noise_variance_": step.noise,
-            "temper_": posterior.temper,
-            "prior_": plan.loop.prior.site,
-            "prior_scale_": step.scale,
-            "log_evidence_std_": error,
-            "variance_method_": "exact" if posterior.exact else "monte_carlo",
-            "n_mvm_": plan.loop.design.n_products,
-            "_posteriors": [posterior],
-            "_statistics": plan.statistics,
-        }
-        for name, value in attributes.items():
-            setattr(self, name, value)
-        self._fitted_single = is_single(X)
+        self.__dict__.update(
+            run_attributes([run]),
+            coef_=step.u,
+            coef_std_=np.sqrt(step.variances.coefficient_variance()),
+            intercept_=posterior.intercept,
+            noise_variance_=step.noise,
+            temper_=posterior.temper,
+            prior_=plan.loop.prior.site,
+            prior_scale_=step.scale,
+            log_evidence_std_=error,
+            variance_method_="exact" if posterior.exact else "monte_carlo",
+            n_mvm_=plan.loop.design.n_products,
+            _posteriors=[posterior],
+            _statistics=plan.statistics,
+            _fitted_single=is_single(X),
+        )
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or scale the columns")
         return self

@@ -199,14 +199,9 @@ class PartRows:
     def fast(self):
         """B in the precision of products."""
         kind = np.float32 if self.single else np.float64
-        if self.B.dtype == kind:
-            return self.B
-        # `astype` of a sparse matrix would copy its structure too
-        return (
-            with_data(self.B, self.B.data.astype(kind))
-            if sp.issparse(self.B)
-            else self.B.astype(kind)
-        )
+        if sp.issparse(self.B):  # whose own `astype` would copy its structure too
+            return with_data(self.B, self.B.data.astype(kind, copy=False))
+        return self.B.astype(kind, copy=False)
 
     @cached_property
     def squares(self):
@@ -309,21 +304,21 @@ def site_sums(rows, mean, root):
 
 
 def left_out(rows, mean, root):
-    """Return the `CavityRows` of rows without their sites in a posterior."""
+    """Return the `CavityRows` of rows without their sites in a posterior, and which are proper."""
     each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
     return _without_sites(rows.sites, *(np.concatenate(v) for v in zip(*each, strict=True)))
 
 
 def left_out_of_anchors(rows, point, anchors):
-    """Return the `CavityRows` of rows without their sites in a sampled posterior."""
+    """Return the same of a sampled posterior."""
     return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors))
 
 
 def _without_sites(sites, s, z):
-    """Return the `CavityRows` of rows with predictors of mean s and variance z."""
+    """Return the same of rows with predictors of mean s and variance z."""
     f = sites.penalty(s, z)
     left = cavities(s, z, f.slope, f.precision, sites.weight)
-    return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])[0]
+    return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])
 
 
 def _read(part, k, spec):
@@ -364,12 +359,21 @@ class ColumnSums(NamedTuple):
     def variances(self):
         """Variances (n,) of the columns, as far as these sums have digits."""
         squares = self.squares / self.weight
-        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
+        return _surely_positive(squares - (self.total / self.weight) ** 2, squares)
 
 
-def surely_positive(variances, squares):
+def _surely_positive(variances, squares):
     """Return variances, those zero that are rounding errors of columns of some mean squares."""
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
+
+
+def weighted_variances(X, weight):
+    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
+    total = weight.sum()
+    if sp.issparse(X):
+        return ColumnSums(total, X.T @ weight, X.multiply(X).T @ weight).variances
+    mean = X.T @ weight / total
+    return _surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def _column_sums(part, k, spec):
@@ -389,7 +393,7 @@ def score_sums(part, k, spec, theta, form, *state):
     if left is None:
         if not state:
             return None
-        left = form(_rows_of(part, k, spec), *state)
+        left, _ = form(_rows_of(part, k, spec), *state)
         MEMORY.keep(key, k, left, 8 * left.mean.size)
     return ScoreSums.of(theta, left)
 

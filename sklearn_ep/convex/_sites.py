@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf, gammaln
+from scipy.special import betaln, erf
 
 from .._engine.quadrature import (
     density_at_double,
@@ -326,26 +326,22 @@ class LaplaceSite(SuperGaussianSite):
             and precision are at least 1e-6 / scale^2, which keeps posterior precisions invertible
             and changes the posterior by as little.
         """
-        rate = 1.0 / self.scale
-        bound = self._kl if self.bound == "kl" else self._local
-        value, slope, curvature, precision = bound(s, z, rate)
-        floor = _LAPLACE_FLOOR * rate**2
-        return Penalty(value, slope, np.maximum(curvature, floor), np.maximum(precision, floor))
+        if self.bound == "kl":
+            f = self._averaged(s, z)
+        else:
+            f = super().penalty(s, z)
+            f = f._replace(curvature=f.precision * z / np.maximum(z + s * s, TINY))
+        floor = _LAPLACE_FLOOR / self.scale**2
+        return Penalty(*f[:2], np.maximum(f.curvature, floor), np.maximum(f.precision, floor))
 
-    @staticmethod
-    def _kl(s: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, ...]:
-        d = np.sqrt(z)
+    def _averaged(self, s: np.ndarray, z: np.ndarray) -> Penalty:
+        """Return the loss averaged over N(s, z), with its derivatives."""
+        rate, d = 1.0 / self.scale, np.sqrt(z)
         a = s / d
         density = np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
         odd = erf(a / np.sqrt(2.0))
         curvature = 2.0 * rate * density / d
-        return rate * (2.0 * d * density + s * odd), rate * odd, curvature, curvature
-
-    @staticmethod
-    def _local(s: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, ...]:
-        root = np.sqrt(np.maximum(z + s * s, TINY))
-        precision = rate / root
-        return rate * root, precision * s, precision * z / root**2, precision
+        return Penalty(rate * (2.0 * d * density + s * odd), rate * odd, curvature, curvature)
 
 
 class StudentTSite(SuperGaussianSite):
@@ -414,10 +410,7 @@ class StudentTSite(SuperGaussianSite):
         log_normaliser : float
             In closed form.
         """
-        half = 0.5 * self.df
-        # the difference of two log gamma functions loses all digits for many degrees of freedom
-        ratio = gammaln(half + 0.5) - gammaln(half) if half < 1e6 else 0.5 * np.log(half)
-        return float(ratio - 0.5 * np.log(self.df * np.pi) - np.log(self.scale))
+        return -float(betaln(0.5 * self.df, 0.5) + 0.5 * np.log(self.df) + np.log(self.scale))
 
 
 class HorseshoeSite(SuperGaussianSite):

@@ -227,11 +227,3 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
             mean, std = np.append(mean, self.intercept_)[None], np.append(std, spread)[None]
             interval = np.vstack([interval, ends.T])
         return mean, std, interval[None]
-
-    def _figures(self):
-        return {
-            "log evidence": self.log_evidence_,
-            "slab sd": float(np.sqrt(self.slab_variance_)),
-            "prior inclusion": self.prior_inclusion_,
-            "expected model size": self.expected_model_size_,
-        }

@@ -6,6 +6,7 @@ A node is EP at other hyperparameters than those of the mode, from the state of 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from .._engine.loop import Trace
 from .._estimator.averaged import average_remarks
 from .._estimator.fitting import hyper_attributes, run_attributes
 from ._chains import sample_models
-from ._hyperparameters import HyperPrior, NodeCoordinates
+from ._hyperparameters import HyperPrior, Space
 from ._learning import EvidenceSearch, overrated
 from ._model_law import ModelLaw
 from ._posterior import CoefficientMixture, CoefficientPosterior, mixture_of_draws
@@ -70,7 +71,7 @@ class NodeRuns:
     """
 
     problem: Any
-    coordinates: NodeCoordinates
+    space: Space
     prior: HyperPrior
     settle: Callable
     seed: int = 0
@@ -78,8 +79,8 @@ class NodeRuns:
 
     def node(self, phi, state):
         """Return the `Node` of a state at rest, tested if it is above the top."""
-        h = self.coordinates.h(phi)
-        slope = self.coordinates.slope(state.evidence_gradient + self.prior.slope(h))
+        h = self.space.h(phi)
+        slope = self.space.slope(state.evidence_gradient + self.prior.slope(h))
         log_prior = self.prior.log_density(h)
         node = Node(phi, state.log_evidence, log_prior, slope, state.residual, Settled(state))
         return self.tested(node) if node.objective > self.top else node
@@ -91,13 +92,13 @@ class NodeRuns:
             return node
         taken_back = overrated(state, self.seed)
         if taken_back > 0:  # the gradient of the evidence is not known any more
-            slope = self.coordinates.slope(self.prior.slope(self.coordinates.h(node.phi)))
+            slope = self.space.slope(self.prior.slope(self.space.h(node.phi)))
             node = node._replace(gradient=slope, log_evidence=node.log_evidence - taken_back)
         return node._replace(payload=Settled(state, taken_back))
 
     def evaluate(self, phi, near):
         """Return the `Node` at phi, or None where the sites do not settle."""
-        problem = self.problem.with_parameters(self.coordinates.h(phi))
+        problem = self.problem.with_parameters(self.space.h(phi))
         state = self.settle(problem, None if near is None else near.payload.state)
         return None if state is None else self.node(phi, state)
 
@@ -137,12 +138,12 @@ def _confirmed(runs, average):
     return average_of(nodes, log_mass, average.foretold, average.n_evaluations)
 
 
-def average_attributes(average, coordinates, used, unit=0.0):
+def average_attributes(average, space, used, unit=0.0):
     """Return what an average says of hyperparameters; `unit` (3,) brings h to those of the user."""
-    free = coordinates.space.free
+    free = space.free
     return {
         **hyper_attributes([average.phi], [average.weight], HYPER_NAMES[free].tolist(), used),
-        "hyper_nodes_": np.array([(coordinates.h(p) + unit)[free] for p in average.phi]),
+        "hyper_nodes_": np.array([(space.h(p) + unit)[free] for p in average.phi]),
         "log_evidence_": average.log_evidence,
         "_remarks": average_remarks([average]),
     }
@@ -173,8 +174,7 @@ def keep(estimator, found, monitor, single):
     history = monitor.completed(found["history_"], found["log_evidence_"], found)
     monitor.finish()
     found |= {"history_": history, "n_iter_": len(history["residual"]), "_fitted_single": single}
-    for name, value in found.items():
-        setattr(estimator, name, value)
+    vars(estimator).update(found)
 
 
 def ep_attributes(plan, monitor):
@@ -189,22 +189,22 @@ def ep_attributes(plan, monitor):
             )  # fmt: skip
             place, searched, dense = search.learn(plan.warm)
         h, sites, asked = place.h, place.state.sites, search.asked
-    problem, coordinates = plan.problem.with_parameters(h), NodeCoordinates(plan.space)
+    problem, space = plan.problem.with_parameters(h), plan.space
     best, *others = _points(plan, problem, sites, monitor)
-    runs = NodeRuns(problem, coordinates, plan.prior, settled_near, plan.evidence_seed)
-    mode = runs.node(coordinates.of(h), best.state)
+    runs = NodeRuns(problem, space, plan.prior, settled_near, plan.evidence_seed)
+    mode = runs.node(space.phi(h), best.state)
     average, used = Average.alone(mode), "mode"
     if plan.integrates and not asked and best.reason != "asked":
         mode = runs.tested(mode)
         runs = replace(runs, top=mode.objective)
-        bounds = coordinates.bounds(problem.factor.n_indicators(len(best.state.mean)))
+        bounds = space.bounds(problem.factor.n_indicators(len(best.state.mean)))
         average = _about_mode(runs, mode, bounds, plan.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
     parts = [_posterior(units, node.payload.state) for node in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)
     unit = np.array([2 * np.log(units.y_scale)] * 2 + [0.0])
-    found = average_attributes(average, coordinates, used, unit)
+    found = average_attributes(average, space, used, unit)
     evidences = np.array([best.log_evidence, *(p.log_evidence for p in others)])
     return {
         **state_attributes(units, best.state),
@@ -262,37 +262,28 @@ def _with_others(units, mixture, evidences, others):
 # ------------------------------------------------------------------------------------- chains
 
 
-class DrawsSoFar(NamedTuple):
-    """Payload of a round of chains: attributes that predict, for callbacks that ask."""
-
-    plan: Any
-    law: ModelLaw
-    draws: Any
-
-    def attributes(self):
-        """Return the attributes that follow from the draws."""
-        plan, law, draws = self
-        mixture = mixture_of_draws(plan.units, law, draws, plan.evidence_seed)
-        evidence, free = law.log_evidence(draws.kept), law.space.free
-        # where all is given the nodes are equal, and one stands for them
-        nodes, weight = (
-            (mixture.nodes, mixture.weight) if free.any() else (mixture.nodes[:1], [1.0])
-        )
-        return {
-            **mixture.attributes(),
-            "hyper_nodes_": nodes[:, free],
-            "hyper_weights_": np.asarray(weight),
-            "hyper_names_": tuple(HYPER_NAMES[free].tolist()),
-            "hyperparameters_used_": "integrate" if free.any() else "mode",
-            "log_evidence_": evidence,
-            "fixed_point_log_evidences_": np.array([evidence]),
-            "n_fixed_points_": 1,
-            "_posteriors": [mixture, mixture],
-        }
+def _attributes_of_draws(plan, law, draws):
+    """Return the fitted attributes that follow from the draws of models so far."""
+    mixture = mixture_of_draws(plan.units, law, draws, plan.evidence_seed)
+    evidence, free = law.log_evidence(draws.kept), law.space.free
+    nodes, weight, used = mixture.nodes[:, free], mixture.weight, "integrate"
+    if not free.any():  # the nodes are equal, and one stands for them
+        nodes, weight, used = nodes[:1], np.ones(1), "mode"
+    return {
+        **mixture.attributes(),
+        **hyper_attributes([nodes], [weight], HYPER_NAMES[free].tolist(), used),
+        "log_evidence_": evidence,
+        "fixed_point_log_evidences_": np.array([evidence]),
+        "n_fixed_points_": 1,
+        "_posteriors": [mixture, mixture],
+    }
 
 
 def chain_attributes(plan, monitor):
-    """Return the fitted attributes of a fit by chains, or None where models are dense."""
+    """Return the fitted attributes of a fit by chains, or None where models are dense.
+
+    The monitor is told of each round; its payload is called where a callback wants to predict.
+    """
     d = plan.problem.model.X.shape[1]
     worth = plan.problem.model.n_independent(plan.n_different)
     prior = HyperPrior.of_correlated(plan.space, d, worth)
@@ -301,14 +292,14 @@ def chain_attributes(plan, monitor):
     def told(draws):
         trace.begin("chains")
         figures = {"residual": draws.error, "objective": -draws.log_density}
-        return trace.end(figures, DrawsSoFar(plan, law, draws))
+        return trace.end(figures, partial(_attributes_of_draws, plan, law, draws))
 
     draws = sample_models(law, plan.evidence_seed, plan.settings.max_iter, told)
     if draws is None:
         return None
     reason = "asked" if trace.asked else "converged" if draws.mixed else "max_iter"
     return {
-        **DrawsSoFar(plan, law, draws).attributes(),
+        **_attributes_of_draws(plan, law, draws),
         "history_": trace.history,
         "n_iter_": trace.n_iter,
         "stop_reason_": reason,

@@ -1,6 +1,8 @@
 """Hyperparameters of the spike-and-slab regressor: what is free, where it starts, how it moves.
 
-They are h = (log noise, log slab variance, logit of the prior inclusion), in working units.
+They are h = (log noise, log slab variance, logit of the prior inclusion), in working units. Nodes
+of an average have coordinates phi (T,) for what is free, with the log of the ratio of slab variance
+times mean square of X to the noise in the place of the slab variance.
 """
 
 from dataclasses import dataclass, replace
@@ -70,6 +72,32 @@ class Space:
         """Take the free entries of the target, within their bounds."""
         return np.where(self.free, np.clip(target, self.low, self.high), h)
 
+    def phi(self, h):
+        """Return the coordinates phi (T,) at h."""
+        return np.array([h[0], h[1] + np.log(self.size) - h[0], h[2]])[self.free]
+
+    def h(self, phi):
+        """Return h (3,) at phi."""
+        h = self.value.copy()
+        h[self.free] = phi
+        if self.free[1]:
+            h[1] += h[0] - np.log(self.size)
+        return h
+
+    def slope(self, gradient):
+        """Return the derivative in phi from that in h."""
+        noise, slab, inclusion = gradient
+        if self.free[1]:
+            noise = noise + slab  # the ratio is kept
+        return np.array([noise, slab, inclusion])[self.free]
+
+    def bounds(self, n_indicators):
+        """Return the least and largest phi, shape (T, 2)."""
+        odds = np.log(LEAST_ODDS / n_indicators)
+        low = [self.low[0], np.log(RATIO_RANGE[0]), odds]
+        high = [self.high[0], np.log(RATIO_RANGE[1]), -odds]
+        return np.column_stack([low, high])[self.free]
+
 
 @dataclass(frozen=True)
 class HyperPrior:
@@ -80,18 +108,14 @@ class HyperPrior:
     r^(a - 1) (1 + r)^(-a - b) / B(a, b) of `shape` (a, b); flat in its log for `size` None.
     (1, 1/2) is the hyper-g/n prior with a = 3 of Liang et al. (2008), of (1, 1) the shrinkage
     r / (1 + r) is uniform. Only what is free has a density; the inclusion's may stay as a constant.
+    The default is for learning a mode: uniform for the inclusion, flat otherwise.
     """
 
-    misses: float
+    misses: float = 1.0
     size: float | None = None
     inclusion: bool = True
     shape: tuple[float, float] = (1.0, 0.5)
     inclusions: Any = None
-
-    @classmethod
-    def of_mode(cls):
-        """Return the prior for learning a mode: uniform for the inclusion, flat otherwise."""
-        return cls(1.0)
 
     @classmethod
     def of_integral(cls, space, n_indicators):
@@ -170,44 +194,6 @@ class HyperPrior:
             return 0.0, 0.0
         more = 2 * self.shape[1] - 2 * sum(self.shape) * expit(-self._log_ratio(h))
         return -more, more
-
-
-@dataclass(frozen=True)
-class NodeCoordinates:
-    """The way from h (log noise, log slab, logit) to phi, for what is free, and back."""
-
-    space: Space
-
-    @property
-    def _log_size(self):
-        return np.log(self.space.size)
-
-    def of(self, h):
-        """Return phi (T,) at h."""
-        return np.array([h[0], h[1] + self._log_size - h[0], h[2]])[self.space.free]
-
-    def h(self, phi):
-        """Return h (3,) at phi."""
-        h = self.space.value.copy()
-        free = self.space.free
-        h[free] = phi
-        if free[1]:
-            h[1] += h[0] - self._log_size
-        return h
-
-    def slope(self, gradient):
-        """Return the derivative in phi from that in h."""
-        noise, slab, inclusion = gradient
-        if self.space.free[1]:
-            noise = noise + slab  # r is kept
-        return np.array([noise, slab, inclusion])[self.space.free]
-
-    def bounds(self, n_indicators):
-        """Return the least and largest phi, shape (T, 2)."""
-        odds = np.log(LEAST_ODDS / n_indicators)
-        low = [self.space.low[0], np.log(RATIO_RANGE[0]), odds]
-        high = [self.space.high[0], np.log(RATIO_RANGE[1]), -odds]
-        return np.column_stack([low, high])[self.space.free]
 
 
 def em_target(state, h, prior):

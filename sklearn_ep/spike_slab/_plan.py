@@ -188,9 +188,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
     integrates = how == "integrate" or (how == "auto" and model.X.size <= LARGEST_INTEGRATED)
     plain = integrates and estimator.algorithm == "auto" and groups is None
     integrates = integrates and bool(space.free.any())
-    prior = HyperPrior.of_mode()
-    if integrates:
-        prior = HyperPrior.of_integral(space, factor.n_indicators(d))
+    prior = HyperPrior.of_integral(space, factor.n_indicators(d)) if integrates else HyperPrior()
     settings = (estimator.algorithm, estimator.damping, estimator.max_iter, estimator.tol)
     return SpikeSlabPlan(
         units=units,
@@ -227,7 +225,12 @@ def _data(estimator, X, y, sample_weight):
         stats = _statistics_of_user_parts(estimator, X)
         n_different = stats.n_rows
     else:
-        training = _rows(estimator, X, y, sample_weight)
+        training = checked_rows(estimator, X, y, sample_weight)
+        _check_scale_of(training.y)
+        if intercept and training.weight.sum() <= 1:
+            raise ValueError(
+                "sample_weight adds up to at most one row, which only fits an intercept."
+            )
         n_different = _different_rows(training.X)
         rows = training.X.tocsr() if sp.issparse(training.X) else training.X
         stats = statistics_of_rows(rows, training.y, training.weight)
@@ -236,10 +239,14 @@ def _data(estimator, X, y, sample_weight):
             plain = np.column_stack([dense_rows(rows), training.y])
             plain *= np.sqrt(training.weight)[:, None]
     units, model = _standardised(stats, intercept, estimator.standardize, plain)
-    # columns that kept a size of their own
-    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
-    check_column_sizes(estimator, ColumnRanges.of_rows(model.X).sizes, *limits)
+    check_working_columns(estimator, model.X)
     return units, model, n_different
+
+
+def check_working_columns(estimator, X):
+    """Raise a ValueError where columns X (n, d) kept a size of their own that is out of range."""
+    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
+    check_column_sizes(estimator, ColumnRanges.of_rows(X).sizes, *limits)
 
 
 def _statistics_of_user_parts(estimator, parts):
@@ -256,17 +263,14 @@ def _statistics_of_user_parts(estimator, parts):
         return statistics_of_parts(run, facts)
 
 
-def _rows(estimator, X, y, sample_weight):
-    """Return the checked training data of rows in memory."""
+def checked_rows(estimator, X, y, sample_weight):
+    """Return the checked training data of rows in memory, of either estimator."""
     training = validate_training(
         estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
     )
     check_column_scales(estimator, training.X)
     if not estimator.standardize:
         warn_of_spreads(estimator, training.X)
-    _check_scale_of(training.y)
-    if estimator.fit_intercept and training.weight.sum() <= 1:
-        raise ValueError("sample_weight adds up to at most one row, which only fits an intercept.")
     return training
 
 

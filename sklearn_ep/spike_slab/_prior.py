@@ -142,31 +142,20 @@ class _InverseMap:
 
     def __init__(self, factor: SpikeSlab, mean: np.ndarray, var: np.ndarray):
         self.factor, self.mean, self.var = factor, mean, var
-        self.square = mean * mean
-        second = var + self.square
-        share = self.square / second
-        if factor.groups is None:
-            self.low, self.room = share, var / second
-            self.excess: np.ndarray | float = 0.0
-        else:
+        self.second = var + mean * mean
+        self.ratio = self.second / var
+        share = mean * mean / self.second
+        lead: Any = slice(None)
+        if factor.groups is not None:
             lead = _leaders(share, factor.groups)
-            self.low, self.room = share[lead], (var / second)[lead]
-            self.excess = self.low[factor.groups] - share
-        self.second = second
-        log_scale = 0.5 * (np.log(factor.slab_variance) - np.log(var))
+        self.low, self.room = share[lead], (var / self.second)[lead]
         self.log_room = np.log(self.room)
-        self.strength = factor.total(0.5 * self.square / var)
+        self.excess = (factor.spread(self.low) - share) * self.ratio
+        self.size = factor.total(np.ones_like(var))
+        self.half = 0.5 * mean * mean / var
+        self.strength = factor.total(self.half)
+        log_scale = 0.5 * (np.log(factor.slab_variance) - np.log(var))
         self.base = factor.total(log_scale) - self.log_room - factor.logit
-
-    def _rho(self, share: np.ndarray) -> np.ndarray:
-        """Inclusion of every indicator where `share` of the room above `low` is taken."""
-        return self.low + self.room * share
-
-    def _gap(self, share: np.ndarray) -> np.ndarray:
-        """(E w^2 rho - mean^2) / var of every feature, written without the cancellation."""
-        if self.factor.groups is None:
-            return share
-        return (self.excess + self.factor.spread(self.room * share)) * self.second / self.var
 
     def _value(self, u: np.ndarray, pick: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return h and its derivative at some of the indicators; `pick` selects them."""
@@ -174,26 +163,15 @@ class _InverseMap:
         small = np.exp(-np.abs(u))
         on = np.where(u > 0, 1.0, small) / (1.0 + small)
         off = np.where(u > 0, small, 1.0) / (1.0 + small)
-        soft = np.log1p(small)
-        rest = np.maximum(u, 0.0) + soft  # -log sigmoid(-u)
-        if self.factor.groups is not None:
-            return self._value_of_groups(self.factor.groups, on, off, rest)
-        room, k = self.room[pick], self.strength[pick]
-        rho = self.low[pick] + room * on
-        pull = k / on
-        h = 2 * np.log(rho) + rest + 0.5 * (soft - np.minimum(u, 0.0)) + self.base[pick] - pull
-        return h, on * (2 * room * off / rho + 1.0) + off * (pull - 0.5)
-
-    def _value_of_groups(
-        self, groups: np.ndarray, on: np.ndarray, off: np.ndarray, rest: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        total = self.factor.total
-        gap, rho = self._gap(on), self._rho(on)
-        k = 0.5 * self.square / self.var
-        size = np.bincount(groups)
-        h = (1 + size) * np.log(rho) + rest + self.base - total(0.5 * np.log(gap) + k / gap)
-        pull = total((k / gap - 0.5) * self.second / self.var / gap)
-        return h, on + self.room * on * off * ((1 + size) / rho + pull)
+        rest = np.maximum(u, 0.0) + np.log1p(small)  # -log sigmoid(-u)
+        total, taken = self.factor.total, self.room[pick] * on
+        rho, more = self.low[pick] + taken, 1.0 + self.size[pick]
+        # (E w^2 rho - mean^2) / var of every feature, written without the cancellation
+        own = self.factor.spread(taken) * self.ratio[pick]
+        gap = self.excess[pick] + own
+        pull = self.half[pick] / gap
+        h = more * np.log(rho) + rest + self.base[pick] - total(0.5 * np.log(gap) + pull)
+        return h, on + off * (more * taken / rho + total((pull - 0.5) * own / gap))
 
     def _bracket(self) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of the root; they must grow with the signal, fixed ones are passed in practice."""
@@ -238,8 +216,9 @@ class _InverseMap:
 
     def _cavity(self, u: np.ndarray) -> MatchedCavity:
         factor = self.factor
-        share = expit(u)
-        t, on = self._gap(share) * self.var, factor.spread(self._rho(share))
+        taken = self.room * expit(u)
+        on = factor.spread(self.low + taken)
+        t = self.excess * self.var + factor.spread(taken) * self.second
         shift, precision = self.mean * on / t, on * on / t - 1.0 / factor.slab_variance
         log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
         kl = factor.total(shift * self.mean - 0.5 * precision * self.second) - log_z

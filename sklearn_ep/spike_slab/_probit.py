@@ -25,20 +25,18 @@ from .._engine.likelihoods import Probit
 from .._engine.loop import SILENT, Evaluation, Trace, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
-from .._estimator.checks import (
-    LARGEST_IN_UNITS,
-    ColumnRanges,
-    check_column_scales,
-    check_column_sizes,
-    spread_rows,
-    validate_training,
-    warn_of_spreads,
-)
+from .._estimator.checks import spread_rows
 from ._energy import LOW_SITE
 from ._fit import NodeRuns, average_attributes
-from ._hyperparameters import HyperPrior, NodeCoordinates, Space
+from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
-from ._plan import ACCEPT_SPARSE, DEFAULT_SEED, Standardisation, dense_rows
+from ._plan import (
+    DEFAULT_SEED,
+    Standardisation,
+    check_working_columns,
+    checked_rows,
+    dense_rows,
+)
 from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._prior import SpikeSlab
 from ._sequential_draws import SequentialDraws
@@ -303,22 +301,15 @@ class ProbitPlan:
 
 def make_plan(estimator, X, y, sample_weight):
     """Check the data of a fit and return its `ProbitPlan`."""
-    training = validate_training(
-        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
-    )
+    training = checked_rows(estimator, X, y, sample_weight)
     if len(estimator.classes_) > 2:
         raise ValueError(
             "Only binary classification is supported. The type of the target is multiclass: y has "
             f"{len(estimator.classes_)} classes."
         )
-    check_column_scales(estimator, training.X)
-    if not estimator.standardize:
-        warn_of_spreads(estimator, training.X)
     intercept, weight = bool(estimator.fit_intercept), training.weight
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
-    check_column_sizes(
-        estimator, ColumnRanges.of_rows(columns).sizes, LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
-    )
+    check_working_columns(estimator, columns)
     labels = np.where(training.y == 1, 1.0, -1.0)
     given = estimator.slab_variance, estimator.prior_inclusion
     model = LinearModel.of_rows(np.sqrt(weight)[:, None] * columns, labels)
@@ -366,11 +357,10 @@ def _learned(plan, runs, bounds, monitor):
             asked = asked or (node is not None and told({"log_density": node.objective}))
             return node
 
-        mode = find_mode(evaluate, runs.coordinates.of(plan.space.value), bounds)
+        mode = find_mode(evaluate, plan.space.phi(plan.space.value), bounds)
     if mode is None:
         return plan.problem, plan.problem.start(), asked
-    h = runs.coordinates.h(mode.phi)
-    return plan.problem.with_parameters(h), mode.payload.state.x, asked
+    return plan.problem.with_parameters(plan.space.h(mode.phi)), mode.payload.state.x, asked
 
 
 def fitted_attributes(plan, estimator, monitor):
@@ -378,23 +368,23 @@ def fitted_attributes(plan, estimator, monitor):
 
     Returns the fitted attributes, what predicts last.
     """
-    problem, coordinates = plan.problem, NodeCoordinates(plan.space)
-    runs = NodeRuns(problem, coordinates, plan.prior, settled_near)
-    bounds, asked, x = coordinates.bounds(problem.X.shape[1]), False, problem.start()
-    if plan.space.free.any():
+    problem, space = plan.problem, plan.space
+    runs = NodeRuns(problem, space, plan.prior, settled_near)
+    bounds, asked, x = space.bounds(problem.X.shape[1]), False, problem.start()
+    if space.free.any():
         problem, x, asked = _learned(plan, runs, bounds, monitor)
     trace = Trace(monitor)
     out = _run(problem, x, estimator, trace)
     state, used = out.evaluation.payload, "mode"
     h = np.array([0.0, np.log(problem.factor.slab_variance), problem.factor.logit])
-    node = runs.node(coordinates.of(h), state)
+    node = runs.node(space.phi(h), state)
     average = Average.alone(node)
     if plan.integrates and not asked and out.reason != "asked":
         average = integrate(runs.evaluate, node, bounds, estimator.n_jobs, monitor)
         used = "integrate"
     states = [node.payload.state for node in average.nodes]
     mixture = CoefficientMixture([plan.posterior(s) for s in states], average.weight)
-    found = _of_mixture(mixture) | average_attributes(average, coordinates, used)
+    found = _of_mixture(mixture) | average_attributes(average, space, used)
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
     loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))

@@ -14,14 +14,7 @@ from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
-from ._fit import (
-    DrawsSoFar,
-    chain_attributes,
-    ep_attributes,
-    keep,
-    state_attributes,
-    warn_not_mixed,
-)
+from ._fit import chain_attributes, ep_attributes, keep, state_attributes, warn_not_mixed
 from ._plan import ACCEPT_SPARSE, dense_blocks, dense_rows, make_plan, statistics_of_products
 from ._support import CredibleSets, FeatureSupport, find_sets
 
@@ -334,8 +327,7 @@ class SpikeSlabRegressor(
         plan = make_plan(self, X, y, sample_weight, groups)
 
         def attributes(state):
-            chains = isinstance(state, DrawsSoFar)
-            return state.attributes() if chains else state_attributes(plan.units, state)
+            return state() if callable(state) else state_attributes(plan.units, state)
 
         monitor = FitMonitor(self, X, y, self.max_iter, attributes)
         found = chain_attributes(plan, monitor) if plan.by_chains else None
@@ -482,15 +474,6 @@ class SpikeSlabRegressor(
             mean, std = np.append(mean, self.intercept_), np.append(std, spread)
             interval = np.vstack([interval, ends])
         return mean, std, interval
-
-    def _figures(self):
-        return {
-            "log evidence": self.log_evidence_,
-            "noise sd": float(np.sqrt(self.noise_variance_)),
-            "slab sd": float(np.sqrt(self.slab_variance_)),
-            "prior inclusion": self.prior_inclusion_,
-            "expected model size": self.expected_model_size_,
-        }
 
     def latent_covariance(self, X1: RowsLike, X2: RowsLike | None = None) -> np.ndarray:
         """Posterior covariance of the noise-free responses at rows.

@@ -112,6 +112,17 @@ class FeatureSupport(SavedEstimator):
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
 
+    def _figures(self):
+        known = vars(self)
+        figures = {"log evidence": known["log_evidence_"]}
+        if "noise_variance_" in known:
+            figures["noise sd"] = float(np.sqrt(known["noise_variance_"]))
+        return figures | {
+            "slab sd": float(np.sqrt(self.slab_variance_)),
+            "prior inclusion": self.prior_inclusion_,
+            "expected model size": self.expected_model_size_,
+        }
+
 
 @dataclass(frozen=True, repr=False)
 class CredibleSets(Printed):

@@ -682,3 +682,13 @@ def test_the_level_of_sampled_variances_on_text_is_within_a_per_cent():
         est = ConvexVariationalLogistic(**kw, variance="calibrated", random_state=seed).fit(X, y)
         levels.append(np.mean(np.log(est.marginal_variance_ / exact)))
     assert np.sqrt(np.mean(np.square(levels))) < 0.012
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_entries_that_are_stored_in_two_parts_are_added_up(fit_intercept):
+    X, y = make(40, 5)
+    A = sp.csr_matrix(X * (np.abs(X) > 0.5))
+    halves = np.repeat(A.data, 2) * np.tile([0.3, 0.7], A.nnz)
+    twice = sp.csr_matrix((halves, np.repeat(A.indices, 2), 2 * A.indptr), A.shape)
+    a, b = (ConvexVariationalLogistic(fit_intercept=fit_intercept).fit(B, y) for B in (A, twice))
+    np.testing.assert_allclose(b.prior_variance_, a.prior_variance_, rtol=1e-3)

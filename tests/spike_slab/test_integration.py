@@ -39,7 +39,7 @@ def moments(reg):
 def runs_of(reg, X, y, groups=None):
     """The plan of a fit, and EP at any hyperparameters of it."""
     plan = make_plan(reg, X, y, None, groups)
-    at = plan.problem, integration.NodeCoordinates(plan.space), plan.prior
+    at = plan.problem, plan.space, plan.prior
     return plan, integration.NodeRuns(*at, _runs.settled_near)
 
 
@@ -135,10 +135,10 @@ def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, m
     X, y = data()
     reg = SpikeSlabRegressor(**given)
     plan, runs = runs_of(reg, X, y, groups)
-    coordinates = runs.coordinates
+    space = runs.space
     h = plan.space.value + np.where(plan.space.free, [0.1, -0.2, 0.3], 0.0)
-    phi = coordinates.of(h)
-    np.testing.assert_allclose(coordinates.h(phi), h)
+    phi = space.phi(h)
+    np.testing.assert_allclose(space.h(phi), h)
     at = plan.problem.with_parameters(h).at(np.ones((2, 6)) * [[0.0], [5.0]])
     start = runs.node(phi, at)
     node = runs.evaluate(phi, start)
@@ -342,14 +342,14 @@ def test_a_node_begins_at_weaker_sites_where_those_of_its_neighbour_leave_no_pos
     monkeypatch.setattr(_runs, "first_sites", scaled)
     X, y, _ = make_spike_slab_regression(60, 40, n_informative=6, noise=1.0, random_state=2)
     plan, runs = runs_of(SpikeSlabRegressor(), X, y)
-    coordinates = runs.coordinates
+    space = runs.space
     h = np.array([-2.0, -1.0, -1.5])
     state = _runs.run(plan.problem.with_parameters(h), plan.settings).state
-    near = runs.node(coordinates.of(h), state)
+    near = runs.node(space.phi(h), state)
     refused = 0
     for step in product((-1.0, 0.0, 1.0), repeat=3):
         phi = near.phi + np.array(step)
-        there = plan.problem.with_parameters(coordinates.h(phi))
+        there = plan.problem.with_parameters(space.h(phi))
         try:
             there.at(scaled(there, state))
         except ImproperPosterior:
