@@ -91,11 +91,20 @@ class Design:
 
 
 def with_ones(X, intercept):
-    """Return X with a column of ones appended, CSR if it is sparse."""
+    """Return X with a column of ones if there is an intercept, CSR if it is sparse.
+
+    What is stored twice of a sparse entry is added up, since its square is taken later on.
+    """
     ones = np.ones((X.shape[0], 1))
-    if sp.issparse(X):
-        return sp.hstack([X, ones], format="csr") if intercept else X.tocsr()
-    return np.hstack([X, ones]) if intercept else np.ascontiguousarray(X)
+    if not sp.issparse(X):
+        return np.hstack([X, ones]) if intercept else np.ascontiguousarray(X)
+    if intercept:
+        return sp.hstack([X, ones], format="csr")
+    B = X.tocsr()
+    if not B.has_canonical_format:
+        B = B.copy()
+        B.sum_duplicates()
+    return B
 
 
 def with_data(B, data):
