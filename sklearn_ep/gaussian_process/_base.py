@@ -65,7 +65,7 @@ from .._estimator.fitting import (
 from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
-from ._hyperparameters import learned_coordinates
+from ._hyperparameters import central_differences, learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
@@ -473,7 +473,10 @@ def ending_in(history, record):
 
 
 class WithLearned:
-    """Monitor that adds what was learned to the payload of the sweeps that follow."""
+    """Monitor that adds what was learned to the state of the sweeps that follow.
+
+    Of their payload that is the first part, or the whole of it where passes make a model.
+    """
 
     def __init__(self, monitor, learned):
         self.monitor, self.learned = monitor, learned
@@ -482,10 +485,11 @@ class WithLearned:
         self.monitor.begin(name)
 
     def end(self, record, payload):
-        return self.monitor.end(record, (self.learned, payload[0]))
+        state = payload[0] if isinstance(payload, tuple) else payload
+        return self.monitor.end(record, (self.learned, state))
 
 
-def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
+def watch_of_sweeps(trace, end, learned, ends=()):
     """Return the monitor of the sweeps that lead from what was learned to the sites of a fit.
 
     They are iterations of the `trace` after a search that nobody was told of, or whose `end` has a
@@ -493,7 +497,7 @@ def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
     iterations.
     """
     counted = not trace.n_iter or end.reason in ends
-    return wrapper(trace, learned) if counted else SILENT
+    return WithLearned(trace, learned) if counted else SILENT
 
 
 def remark_of(end):
@@ -530,16 +534,24 @@ def attributes_of_nodes(average, theta, names):
     )
 
 
-def evidence_of_problems(at, y, theta, fit):
-    """Return log evidence and its gradient at theta, one part of it a binary problem.
+def evidence_at(at, y, theta, fit, slopes, exact):
+    """Return log evidence at theta of all problems of a fit, and its gradient if `slopes`.
 
-    `at(k, sign, x, theta)` returns those of problem k from sites x.
+    `at(k, labels, x, theta, slopes, residual)` returns both of problem k from sites x, with EP run
+    to a residual of at most that. Unless gradients are `exact`, that of the one problem is found by
+    differences.
     """
     C = len(fit.posteriors)
-    parts = enumerate(np.split(theta, C))
-    found = [at(k, signs_of(y, k, C), fit.sites[k], part) for k, part in parts]
-    values, slopes = zip(*found, strict=True)
-    return float(sum(values)), np.concatenate(slopes)
+    labels = [y] if fit.joint else [signs_of(y, k, C) for k in range(C)]
+    problems = list(zip(range(C), labels, fit.sites, strict=True))
+    parts = np.split(theta, C)
+    found = [at(*p, part, slopes and exact) for p, part in zip(problems, parts, strict=True)]
+    values, gradients = zip(*found, strict=True)
+    if not slopes:
+        return float(sum(values)), None
+    if exact:
+        return float(sum(values)), np.concatenate(gradients)
+    return values[0], central_differences(lambda t: at(*problems[0], t, False, 1e-6)[0], theta)
 
 
 def left_out_signs(factor, result, copies):

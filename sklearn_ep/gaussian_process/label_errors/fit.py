@@ -111,7 +111,7 @@ def learned(problem, first, rows, trace):
     if found is None:
         return first, problem.x, LearningEnd("stuck", 0, np.nan)
     mode, end = found
-    return mode.payload.setting, mode.payload.sites, end
+    return mode.payload.point, mode.payload.result.x, end
 
 
 def _space_of_average(problem, first, rows):
@@ -227,7 +227,7 @@ def _averages(models, log_odds, monitor):
 def _nodes_without_errors(nodes, mode):
     """Return the `Nodes` of a model without label errors; `mode` is that of `nodes` with errors."""
     averaging, space = nodes.problem.plan.averaging, nodes.space
-    theta, scales = mode.payload.setting.kernel.theta, space.kernel
+    theta, scales = mode.payload.point.kernel.theta, space.kernel
     kernel = averaging.plain_kernel or space.first.kernel
     if scales is not None:
         scales = replace(scales, kernel=kernel, both=averaging.plain_prior)
@@ -298,18 +298,18 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     Sites and relaxation of the estimator are those of the heaviest node, refined by its own rule.
     """
     problem, heaviest = nodes.problem, average.heaviest
-    setting = heaviest.payload.setting
+    setting = heaviest.payload.point
     watch = watch_of_sweeps(trace, end, setting)
-    result, path = _converged(problem, setting, heaviest.payload.sites, watch)
+    result, path = _converged(problem, setting, heaviest.payload.result.x, watch)
     own = [node.payload for node in average.nodes]
-    pairs = [(p.setting, result if p is heaviest.payload else p.result) for p in own]
+    pairs = [(p.point, result if p is heaviest.payload else p.result) for p in own]
     share, weight = float(expit(log_odds)), average.weight
     theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
     more = attributes_of_nodes(average, theta, nodes.space.names)
     more |= attributes_of_setting(setting, _relaxation(result), path)
     more |= dict(label_noise=(1.0 - share) * float(weight @ rates), no_errors_proba=share)
     if without is not None:
-        pairs += [(n.payload.setting, n.payload.result) for n in without.nodes]
+        pairs += [(n.payload.point, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
     posteriors, weight, told = _parts(problem, pairs, weight)
     mixture = problem.plan.labels.mixture(setting.points)

@@ -14,7 +14,8 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, cavity
-from .._base import WithLearned, fit_of_sites, watch_of_sweeps
+from .._base import evidence_at, fit_of_sites, watch_of_sweeps
+from .._hyperparameters import EPNode
 from .._kernels import with_theta
 from ..inducing.ep import (
     BinaryProblems,
@@ -26,16 +27,8 @@ from ..inducing.ep import (
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
-from .problem import ErrorNode, LabelErrorPlan, Slopes
+from .problem import LabelErrorPlan, Slopes
 from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
-
-
-class AtSetting(WithLearned):
-    """Monitor that adds what was learned to the model of the sweeps that follow."""
-
-    def end(self, record, payload):
-        """Tell of a sweep by its setting and model."""
-        return self.monitor.end(record, (self.learned, payload))
 
 
 class RowLabels(NamedTuple):
@@ -167,15 +160,16 @@ class PartedErrors:
         errors = replace(self, plan=plan)
         with PartMap(self.data.parts, n_jobs) as run:
 
-            def at(k, _, x, part, tol=plan.tol):
+            def at(k, _, x, part, slopes, residual=np.inf):
                 setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
                 sites = errors.start(run, k)
+                tol = min(residual, plan.tol)
                 problem = PartedErrorProblem(errors, run, k, sites, tol, plan.damping)
                 node = problem.at(setting, None)
                 return node.log_evidence, node.slope.theta
 
             signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
-            return plan.labels.evidence(at, signs, theta, fit, slopes)
+            return evidence_at(at, signs, theta, fit, slopes, plan.labels.exact_gradient)
 
 
 @dataclass
@@ -199,7 +193,7 @@ class PartedErrorProblem:
         return self.errors.plan
 
     def at(self, setting, near, slopes=True):
-        """Return the `ErrorNode` at a setting, None where it has no posterior."""
+        """Return the `EPNode` at a setting, None where it has no posterior."""
         plan, classes = self.plan, self.errors.data.classes
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
         ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
@@ -214,9 +208,8 @@ class PartedErrorProblem:
             slope, towards = evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
-        result, told = solution.result, Slopes(slope, rate_slope, towards)
-        figures = float(result.evaluation.record["log_evidence"]), result.residual
-        return ErrorNode(setting, model, self.x, *figures, told)
+        result = replace(solution.result, x=self.x)
+        return EPNode(setting, model, result, Slopes(slope, rate_slope, towards))
 
 
 def labels_of_parts(problem, run):
@@ -237,7 +230,7 @@ def fit_parted_errors(errors, run, monitor, k):
         last[:] = [ep]
         return replace(solution.result, x=solution.state.sites)
 
-    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
+    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS)
     result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
     model = result.evaluation.payload
     tell = _told_of_classes if plan.labels.joint else _told_of_signs
