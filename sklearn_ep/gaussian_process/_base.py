@@ -400,7 +400,7 @@ def last_sites(last, kernel, empty):
 
 def averages_of(fit):
     """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
-    own = [getattr(run, "attributes", {}) for run in fit.runs]
+    own = [run.attributes for run in fit.runs]
     return [a["average"] for a in own if "average" in a]
 
 
@@ -436,7 +436,7 @@ def attributes_of_averages(fit, learned, learned_rate):
     Without an average what was learned is the one node: parameters of the kernel if `learned`, the
     rate of wrong labels of its setting if `learned_rate`.
     """
-    own = [getattr(run, "attributes", {}) for run in fit.runs]
+    own = [run.attributes for run in fit.runs]
     if "average" not in own[0]:
         own = _modes(fit, own, learned, learned_rate)
     used = "mode" if "mode" in own[0] else "integrate"
@@ -711,7 +711,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         learned = plan is not None and self.optimizer is not None
         attributes = run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
-        attributes |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
+        learned_rate = getattr(self, "label_noise", None) == "learn"
+        attributes |= attributes_of_averages(fit, learned, learned_rate)
         for name, value in attributes.items():
             setattr(self, name, value)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps

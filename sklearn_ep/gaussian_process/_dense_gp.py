@@ -27,7 +27,6 @@ from ._kernels import (
     StationaryCross,
     contract,
     cross_covariance,
-    squares_among,
 )
 
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
@@ -163,8 +162,8 @@ class KernelGP(DenseGP):
         self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
         if self._cross.of_distances and self._cross.is_rbf:
-            K, slope = self._cross.of_squares(squares_among(self._cross.B))
-            self._kept = self._cross.B, K, slope
+            K, self._kept = self._cross.block(X)
+            np.fill_diagonal(K, self._cross.diagonal(X))
         else:
             K = kernel(X)
         super().__init__(K.astype(np.float32) if single else K)

@@ -601,6 +601,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         if move_points:
             check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
+        relaxes = self.rule == "relaxed" and np.isfinite(self.relaxation)
         return LabelErrorPlan(
             kernel=kernel,
             labels=labels,
@@ -614,9 +615,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             damping=self.damping,
             noise=float(self.latent_noise),
             learn_rate=self.label_noise == "learn",
-            penalty=float(self.relaxation) if self.rule == "relaxed" else np.inf,
-            cost=self.cost,
-            freeze_after=self.freeze_after,
+            relaxed=(self.relaxation, self.cost, self.freeze_after) if relaxes else None,
             length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
             unit=unit if move_points else None,
             jitter=float(self.jitter),

@@ -32,13 +32,17 @@ from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, 
 
 
 class RowLabels(NamedTuple):
-    """What is told of each row of a problem: all (n,), `sites` on g (2, n)."""
+    """What is told of each row of a problem, besides its `sites` on g (2, n) as a fit tells it."""
 
     sites: np.ndarray
-    plus: np.ndarray
-    minus: np.ndarray
-    wrong: np.ndarray
+    loo_log: np.ndarray
+    wrong_proba: np.ndarray
     relaxation: np.ndarray
+
+    @classmethod
+    def joined(cls, pieces):
+        """Return what is told of pieces of the rows as one."""
+        return cls(*(np.concatenate(p, axis=-1) for p in zip(*pieces, strict=True)))
 
 
 def labels_of_part(part, _, classes):
@@ -61,7 +65,7 @@ def rate_slope_of_part(part, sites, model, classes):
     _, _, weight = read_rows(part, classes)
     labels = model.labels
     if isinstance(labels, BinaryProblems):
-        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong
+        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong_proba
     else:
         wrong = labels.factor.wrong_proba(leave_one_out_part(part, sites, model, classes))
     return float(dense_copies(weight) @ (wrong - labels.factor.rate))
@@ -77,21 +81,20 @@ def row_labels(part, message, model, classes, fraction=1.0):
     rule, factor = labels.rule, labels.factor
     if fraction != 1.0:
         factor = factor.powered(fraction)
-    told = RowLabels(np.empty((2, len(X))), *(np.zeros(len(X)) for _ in range(4)))
-    for rows, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
+    pieces = []
+    for _, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
         own = on_noisy(Sites(*seen.sites[0]), noise)
         mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
         cav = cavity(own, mean, var, fraction)
-        told.sites[:, rows] = own
-        told.plus[rows] = factor.tilted(1.0, cav.mean, cav.var).log_z
-        told.minus[rows] = factor.tilted(-1.0, cav.mean, cav.var).log_z
-        told.wrong[rows] = factor.wrong_proba(sign, cav.mean, cav.var)
+        sides = [factor.tilted(s, cav.mean, cav.var).log_z for s in (-1.0, 1.0)]
+        wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:
             resumed = rule.rule.resumed(seen.memory)
-            told.relaxation[rows] = resumed(factor, sign, own, mean, var).relaxation
-    return told
+            relaxation = resumed(factor, sign, own, mean, var).relaxation
+        pieces.append(RowLabels(np.array(own), np.array(sides), wrong, relaxation))
+    return RowLabels.joined(pieces)
 
 
 @dataclass
@@ -100,11 +103,6 @@ class PartedErrors:
 
     plan: LabelErrorPlan
     data: PartitionedRows
-
-    @property
-    def learn_rate(self):
-        """Whether the rate of wrong labels is learned."""
-        return self.plan.learn_rate
 
     def positive_class(self, k):
         """Return the class index of label +1 of problem k."""
@@ -244,10 +242,8 @@ def fit_parted_errors(errors, run, monitor, k):
 def _told_of_signs(ep, model, x):
     """Return sites on g (2, n), and what is told of each row of a binary problem, from sites x."""
     messages = list(zip(x, ep.memory or [None] * len(x), strict=True))
-    parts = ep.run(row_labels, messages, model, ep.classes)
-    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
-    sides = np.array([told.minus, told.plus])
-    return told.sites, dict(wrong_proba=told.wrong, relaxation=told.relaxation, loo_log=sides)
+    told = RowLabels.joined(ep.run(row_labels, messages, model, ep.classes))._asdict()
+    return told.pop("sites"), told
 
 
 def _told_of_classes(ep, model, x):

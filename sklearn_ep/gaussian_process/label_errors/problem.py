@@ -263,9 +263,8 @@ class BinaryLabels:
             slow = Rung(f"power, damping {large:g}", plan.rule, large)
             return [Rung("power", plan.rule, plan.damping, True), slow, *double]
         name, rules = "ep", [plan.rule, plan.rule]
-        if np.isfinite(plan.penalty):
-            relaxed = plan.penalty, plan.cost, plan.freeze_after
-            name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
+        if plan.relaxed is not None:
+            name, rules = "relaxed", [Relaxed(*plan.relaxed), Relaxed(*plan.relaxed)]
         small = min(0.25, 0.5 * plan.damping)
         slow = Rung(f"{name}, damping {small:g}", rules[1], small)
         last = double or [Rung("power 0.5", Power(0.5), 0.9)]
@@ -279,11 +278,12 @@ class LabelErrorPlan:
     `labels` say what a row is of: `BinaryLabels`, or all classes jointly. `y` holds class indices;
     `settings` and `sites` have one entry a problem, where it starts. `learn` and `learn_rate` say
     whether kernel and rates of wrong labels are learned, `unit` (d,) is the spread of the columns
-    where inducing points are moved, else None. `rule` is that of learning, `penalty` finite if
-    relaxed sites come after it. `length_centre` centres the prior of the length scale of the
-    default kernel; None for other kernels, of which nothing is known. `averaging` is None where the
-    mode is used. `coordinates` are the rows X, or others of fewer columns with the same
-    covariances. All of them, `y` and `weight` are None where the rows are in partitions.
+    where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
+    arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
+    centres the prior of the length scale of the default kernel; None for other kernels, of which
+    nothing is known. `averaging` is None where the mode is used. `coordinates` are the rows X, or
+    others of fewer columns with the same covariances. All of them, `y` and `weight` are None where
+    the rows are in partitions.
     """
 
     kernel: Kernel
@@ -298,9 +298,7 @@ class LabelErrorPlan:
     damping: float
     noise: float
     learn_rate: bool
-    penalty: float
-    cost: str
-    freeze_after: int
+    relaxed: tuple[Any, ...] | None
     length_centre: float | None
     unit: np.ndarray | None
     jitter: float
@@ -358,7 +356,7 @@ class LabelErrorPlan:
     @property
     def response_share(self):
         """Share of a factor that its site matches, None where sites are not those of EP."""
-        return 1.0 if self.rule.exponent == 1 and not np.isfinite(self.penalty) else None
+        return 1.0 if self.rule.exponent == 1 and self.relaxed is None else None
 
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
