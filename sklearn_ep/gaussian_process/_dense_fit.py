@@ -31,6 +31,7 @@ from .._engine.hyper import (
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import (
     attributes_of_nodes,
+    average_alone,
     fit_of_sites,
     share_of_copies,
     watch_of_sweeps,
@@ -268,8 +269,7 @@ class Level(NamedTuple):
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
-        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
-        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
+        return average_alone(self.mode, self.curvature)
 
     def with_spread_of(self, average):
         """Return the `Level` with the curvature of a normal distribution like an `Average`."""

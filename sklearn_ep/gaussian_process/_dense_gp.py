@@ -268,10 +268,8 @@ class DenseGPPosterior:
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
         K1 = self.kernel(X1, self.X)
-        half1, added1 = self._halves(K1)
-        if X2 is X1:
-            half2, added2, prior = half1, added1, self.kernel(X1)
-        else:
+        half1, added1 = half2, added2 = self._halves(K1)
+        if X2 is not X1:
             half2, added2 = self._halves(self.kernel(X2, self.X))
-            prior = self.kernel(X1, X2)
+        prior = self.kernel(X1) if X2 is X1 else self.kernel(X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2

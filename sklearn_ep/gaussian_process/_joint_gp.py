@@ -25,9 +25,6 @@ from .._engine.gaussian import (
 from ._dense_gp import KernelGP
 from ._limits import LIMITS
 
-# Site precision that says as little as none, and by which one may divide in single precision.
-_NO_SITE = 1e-30
-
 
 def _stack(count, n, kind):
     """Return an array (count, n, n) of a float type, each matrix in the order of LAPACK."""
@@ -47,7 +44,9 @@ class ClassCovariance:
 
     def __init__(self, K, precision):
         n, n_classes = precision.shape
-        precision = np.where(np.abs(precision) < _NO_SITE, _NO_SITE, precision)
+        # a site of the least says as little as none, and single precision may divide by it
+        least = 1e-30
+        precision = np.where(np.abs(precision) < least, least, precision)
         self.kind, self.single, self.precision = K.dtype.type, K.dtype == np.float32, precision
         self.explained = _stack(n_classes, n, self.kind)
         self.log_det = -0.5 * np.sum(np.log(precision.sum(1)))
@@ -127,7 +126,7 @@ class ClassCovariance:
 
 def _explain(K, precision, out):
     """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2."""
-    scale = np.sqrt(np.maximum(precision, _NO_SITE)).astype(K.dtype)
+    scale = np.sqrt(np.maximum(precision, 0.0)).astype(K.dtype)
     np.multiply(scale[:, None], K, out=out.T)
     out *= scale[:, None]
     add_to_diagonal(out, 1.0)

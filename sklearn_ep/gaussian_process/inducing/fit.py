@@ -216,10 +216,10 @@ def averages_as_dense(estimator, data):
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     by_default = estimator.optimizer == "auto"
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
-    given, (most, of_a_point) = estimator.inducing_points, LIMITS.averaged_through_points
-    m = inducing_count(estimator) if given is None else len(given)
+    most, of_a_point = LIMITS.averaged_through_points
     most = LIMITS.first_rows if estimator.learn_inducing not in ("auto", False) else most
-    few = max(data.weight, sum(data.sizes)) <= min(most, LIMITS.first_rows, of_a_point * m)
+    most = min(most, LIMITS.first_rows, of_a_point * inducing_count(estimator))
+    few = max(data.weight, sum(data.sizes)) <= most
     binary = len(data.labels) == 2 and estimator.multi_class != "joint"
     return default and by_default and by_passes and few and binary
 

@@ -16,6 +16,7 @@ from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import other_keys
+from .._base import draw_seed
 from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
@@ -478,13 +479,12 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
     """
     rng, share = check_random_state(plan.seed), plan.batch_size / plan.data.weight
     learning = BatchLearning(ep, hyper, state, rule, plan)
-    drawn = np.iinfo(np.int32).max
-    seeds = [int(rng.randint(drawn))] * len(ep.sizes)
+    seeds = [draw_seed(rng)] * len(ep.sizes)
     of_rows = ep.run(keys_of_part, seeds, ep.classes, plan.data.units)
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed = int(rng.randint(drawn))
+        seed = draw_seed(rng)
         keys = [other_keys(k, seed) for k in of_rows]
         record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
         if trace.end(record, ep.model(learning.state) if trace.watched else None):

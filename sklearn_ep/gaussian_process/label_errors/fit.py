@@ -31,6 +31,7 @@ from ..._engine.hyper import (
 from ..._engine.loop import SILENT, Result, Trace
 from .._base import (
     attributes_of_nodes,
+    average_alone,
     fit_of_sites,
     mixed_logs,
     share_of_copies,
@@ -169,11 +170,6 @@ class _Hypothesis(NamedTuple):
     mode: Node
     curvature: np.ndarray
 
-    def alone(self):
-        """Return the `Average` of the mode alone, with the volume of the normal distribution."""
-        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
-        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
-
     def about(self, share, monitor):
         """Return the `Average` about the mode, of a model with a share of the mass.
 
@@ -182,7 +178,7 @@ class _Hypothesis(NamedTuple):
         """
         nodes, mode, curvature = self
         if share < 0.02 or not len(mode.phi):
-            return self.alone()
+            return average_alone(mode, curvature)
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
         n_copies, ends = plan.weight.sum(), LIMITS.lattice_errors
         n_jobs, few = plan.averaging.n_jobs, plan.labels.exact_gradient and n_copies <= ends[1]
@@ -216,7 +212,7 @@ def _averages(models, log_odds, monitor):
     """
     if len(models) == 1:
         return models[0].about(1.0, monitor), None, log_odds
-    alone = [model.alone() for model in models]
+    alone = [average_alone(model.mode, model.curvature) for model in models]
     exact = models[0].nodes.problem.plan.labels.exact_gradient
     share = expit(log_odds + alone[1].log_evidence - alone[0].log_evidence)
     average = models[0].about(1.0 - share, monitor)

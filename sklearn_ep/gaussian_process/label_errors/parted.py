@@ -104,10 +104,6 @@ class PartedErrors:
     plan: LabelErrorPlan
     data: PartitionedRows
 
-    def positive_class(self, k):
-        """Return the class index of label +1 of problem k."""
-        return 1 if len(self.plan.settings) == 1 else k
-
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
         setting, model = payload[:2]
@@ -136,8 +132,8 @@ class PartedErrors:
             return InducingEP(run, self.data.sizes, self.data.classes, labels)
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
-        rule = OfNoise(rule, self.plan.noise)
-        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=self.positive_class(k))
+        rule, positive = OfNoise(rule, self.plan.noise), 1 if len(self.plan.settings) == 1 else k
+        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=positive)
         return InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
 
     def solve(self, ep, setting, sites, **options):
