@@ -41,7 +41,8 @@ def _factor_of_sites(block, root):
     return checked_cholesky(B)
 
 
-def _log_diagonal(lower):
+def log_diagonal(lower):
+    """Return the sum of the logs of the diagonal of a factor, half the log determinant."""
     return np.sum(np.log(np.diagonal(lower)), dtype=np.float64)
 
 
@@ -75,7 +76,7 @@ class DenseState:
         block = K[self.rows][:, self.rows] if len(minus) else K
         lower = _factor_of_sites(block, root)
         self.inverse = inverse = triangular_inverse(lower)
-        self.log_evidence = -_log_diagonal(lower)
+        self.log_evidence = -log_diagonal(lower)
         self.var = np.empty(len(K))
         self.var[self.rows] = explained_variances(block, tau, root, inverse)[0]
         self.alpha, pull = shift.copy(), _times(K, shift)
@@ -106,7 +107,7 @@ class DenseState:
         B = -d * A[:, minus] * d.T
         add_to_diagonal(B, 1.0)
         lower = checked_cholesky(B)
-        self.log_evidence -= _log_diagonal(lower)
+        self.log_evidence -= log_diagonal(lower)
         self.var[minus] = np.diagonal(A[:, minus])
         half = triangular_solve(lower, d * A)
         self.var += np.einsum("ij,ij->j", half, half)

@@ -22,7 +22,7 @@ from .._engine.gaussian import (
     row_blocks,
     triangular_solve,
 )
-from ._dense_gp import KernelGP
+from ._dense_gp import KernelGP, log_diagonal
 from ._limits import LIMITS
 
 
@@ -54,7 +54,7 @@ class ClassCovariance:
             self.log_det += _explain(K, d, E)
         level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
         self.level = checked_cholesky(level, overwrite=True)
-        self.log_det += _log_diagonal(self.level)
+        self.log_det += log_diagonal(self.level)
         self.offset = self.level.copy(order="F")
         invert_triangular(self.offset)
 
@@ -66,7 +66,7 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        vectors = [x.astype(self.kind, copy=False) for x in vectors]
+        vectors = np.asarray(vectors, dtype=self.kind)
         return np.column_stack(list(map(np.dot, self.explained, vectors)))
 
     def halves(self, c, k):
@@ -87,8 +87,10 @@ class ClassCovariance:
             block = k[:, rows]
             for c in range(C):
                 P, half = self.halves(c, block)
-                own = prior[rows] - np.einsum("im,im->m", block, P)
-                _add_class(cov[:, :, rows], c, halves, half, own)
+                halves.append(half)
+                for j, other in enumerate(halves):
+                    cov[c, j, rows] = cov[j, c, rows] = np.einsum("im,im->m", half, other)
+                cov[c, c, rows] += prior[rows] - np.einsum("im,im->m", block, P)
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
 
     def offset_parts(self):
@@ -131,7 +133,7 @@ def _explain(K, precision, out):
     out *= scale[:, None]
     add_to_diagonal(out, 1.0)
     lower = checked_cholesky(out, overwrite=True)
-    log_det = _log_diagonal(lower)
+    log_det = log_diagonal(lower)
     invert_triangular(lower)
     lower *= scale
     square = lapack.slauum if K.dtype == np.float32 else lapack.dlauum
@@ -154,28 +156,12 @@ def _explain_less(K, precision, explained):
     lower = checked_cholesky(B)
     half = triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
     explained -= half.T @ half
-    return _log_diagonal(lower)
-
-
-def _log_diagonal(lower):
-    return float(np.sum(np.log(np.diagonal(lower)), dtype=np.float64))
+    return log_diagonal(lower)
 
 
 def _mirror(lower):
     """Write what a lower triangular matrix (n, n) has below its diagonal above it."""
     lower += np.tril(lower, -1).T
-
-
-def _add_class(cov, c, halves, half, own):
-    """Write the covariances (K, K, m) of class c with itself and those before it.
-
-    `halves` are the Q_j of the latter, to which that of class c is added, and `own` (m,) is what
-    class c has beside it.
-    """
-    halves.append(half)
-    for j, other in enumerate(halves):
-        cov[c, j] = cov[j, c] = np.einsum("im,im->m", half, other)
-    cov[c, c] += own
 
 
 class JointState:
@@ -241,13 +227,10 @@ def _sum_of_grams(arrays):
 
     The arrays have the order of LAPACK.
     """
-    total = None
+    total = 0.0
     for A in arrays:
         product = blas.ssyrk if A.dtype == np.float32 else blas.dsyrk
-        if total is None:
-            total = product(1.0, A, trans=1, lower=1)
-        else:
-            total = product(1.0, A, beta=1.0, c=total, trans=1, lower=1, overwrite_c=1)
+        total = total + product(1.0, A, trans=1, lower=1)
     _mirror(total)
     return total
 

@@ -358,10 +358,7 @@ class PassStep(NamedTuple):
     sums: bool = True
 
 
-PASS = PassStep()
-
-
-def evaluate_rows(model, rows, how=PASS):
+def evaluate_rows(model, rows, how):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
     Of a binary problem 3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the
