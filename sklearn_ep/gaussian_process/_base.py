@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from .._engine.class_sites import (
 )
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
+from .._engine.hyper import average_of
 from .._engine.left_out import (
     CavityRows,
     LogPrior,
@@ -64,9 +64,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
-from ._dense_gp import DenseGPPosterior
-from ._hyperparameters import learned_coordinates
-from ._joint_gp import JointGPPosterior
+from ._hyperparameters import central_differences, learned_coordinates
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
 from ._response import added_variance, check_responds, corrections, signs_of, site_problems
@@ -194,11 +192,13 @@ def begins_with_some_rows(estimator, n_rows):
 
 
 def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
-    """Return the number of inducing points that an estimator asks for.
+    """Return the number of inducing points that an estimator gives or asks for.
 
     Of so many rows, None for any number, the default has such a number that rows times its square
     never fall, nor the cost of a pass: between those of `points`, the fewer of `many` rows.
     """
+    if estimator.inducing_points is not None:
+        return len(estimator.inducing_points)
     if estimator.n_inducing is not None:
         return estimator.n_inducing
     few, most = points
@@ -211,8 +211,7 @@ def allows_joint(estimator, through_points, settings):
 
     `settings` of the estimator -> whether they exclude it, as too many inducing points do.
     """
-    given, K = estimator.inducing_points, len(estimator.classes_)
-    m = inducing_count(estimator) if given is None else len(given)
+    m, K = inducing_count(estimator), len(estimator.classes_)
     most = f"more than {MOST_WEIGHTS} classes times inducing points"
     excludes = settings | {most: through_points and m * K > MOST_WEIGHTS}
     for setting in (name for name, excluding in excludes.items() if excluding):
@@ -222,8 +221,7 @@ def allows_joint(estimator, through_points, settings):
 
 def ends_jointly(estimator):
     """Return whether several classes are few enough for joint sites after passes of each."""
-    n_classes, given = len(estimator.classes_), estimator.inducing_points
-    m = (estimator.n_inducing or LIMITS.points[1]) if given is None else len(given)
+    n_classes, m = len(estimator.classes_), inducing_count(estimator, 1)
     joint = n_classes > 2 and estimator.multi_class != "one_vs_rest"
     plain = isinstance(estimator.likelihood, str) and estimator.power == 1
     return joint and plain and n_classes * m <= LIMITS.joint_points
@@ -406,7 +404,7 @@ def last_sites(last, kernel, empty):
 
 def averages_of(fit):
     """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
-    own = [getattr(run, "attributes", {}) for run in fit.runs]
+    own = [run.attributes for run in fit.runs]
     return [a["average"] for a in own if "average" in a]
 
 
@@ -442,34 +440,29 @@ def attributes_of_averages(fit, learned, learned_rate):
     Without an average what was learned is the one node: parameters of the kernel if `learned`, the
     rate of wrong labels of its setting if `learned_rate`.
     """
-    own = [getattr(run, "attributes", {}) for run in fit.runs]
-    if "average" not in own[0]:
-        own = _modes(fit, own, learned, learned_rate)
-    used = "mode" if "mode" in own[0] else "integrate"
-    thetas, spreads = ([a[name] for a in own] for name in ("theta", "anisotropy"))
-    averages = [a["average"] for a in own]
-    nodes = [a.phi for a in averages]
-    one = len(own) == 1
-    return dict(
-        **hyper_attributes(nodes, [a.weight for a in averages], own[0]["names"], used),
-        hyper_theta_=thetas[0] if one else thetas,
-        hyper_anisotropy_=spreads[0] if one else spreads,
-    )
+    own = [run.attributes for run in fit.runs]
+    used = "integrate" if "average" in own[0] else "mode"
+    each = map(_nodes_of, own) if used == "integrate" else _modes(fit, own, learned, learned_rate)
+    nodes, weights, names, *rest = map(list, zip(*each, strict=True))
+    thetas, spreads = (values[0] if len(nodes) == 1 else values for values in rest)
+    told = hyper_attributes(nodes, weights, names[0], used)
+    return told | dict(hyper_theta_=thetas, hyper_anisotropy_=spreads)
+
+
+def _nodes_of(own):
+    """Return nodes, weight, names, thetas and spreads of an average."""
+    average = own["average"]
+    return average.phi, average.weight, own["names"], own["theta"], own["anisotropy"]
 
 
 def _modes(fit, own, learned, learned_rate):
-    """Return what an average would leave of the mode of each kernel of a `GPFit`."""
-    kernels = getattr(fit.kernel, "kernels", [fit.kernel])
-    found = []
-    for k, kernel in enumerate(kernels):
+    """Yield the same of the mode of each kernel of a `GPFit`."""
+    for k, kernel in enumerate(getattr(fit.kernel, "kernels", [fit.kernel])):
         names, phi, spread = learned_coordinates(kernel) if learned else ((), np.empty(0), 0.0)
         if learned_rate:
             names = (*names, "logit_label_noise")
             phi = np.append(phi, logit(own[k % len(own)]["setting"].rate))
-        average = SimpleNamespace(phi=phi[None], weight=np.ones(1))
-        shared = dict(names=names, average=average, mode=True)
-        found.append(dict(theta=kernel.theta[None], anisotropy=np.array([spread]), **shared))
-    return found
+        yield phi[None], np.ones(1), names, kernel.theta[None], np.array([spread])
 
 
 def ending_in(history, record):
@@ -479,7 +472,10 @@ def ending_in(history, record):
 
 
 class WithLearned:
-    """Monitor that adds what was learned to the payload of the sweeps that follow."""
+    """Monitor that adds what was learned to the state of the sweeps that follow.
+
+    Of their payload that is the first part, or the whole of it where passes make a model.
+    """
 
     def __init__(self, monitor, learned):
         self.monitor, self.learned = monitor, learned
@@ -488,10 +484,11 @@ class WithLearned:
         self.monitor.begin(name)
 
     def end(self, record, payload):
-        return self.monitor.end(record, (self.learned, payload[0]))
+        state = payload[0] if isinstance(payload, tuple) else payload
+        return self.monitor.end(record, (self.learned, state))
 
 
-def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
+def watch_of_sweeps(trace, end, learned, ends=()):
     """Return the monitor of the sweeps that lead from what was learned to the sites of a fit.
 
     They are iterations of the `trace` after a search that nobody was told of, or whose `end` has a
@@ -499,7 +496,7 @@ def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
     iterations.
     """
     counted = not trace.n_iter or end.reason in ends
-    return wrapper(trace, learned) if counted else SILENT
+    return WithLearned(trace, learned) if counted else SILENT
 
 
 def remark_of(end):
@@ -536,16 +533,24 @@ def attributes_of_nodes(average, theta, names):
     )
 
 
-def evidence_of_problems(at, y, theta, fit):
-    """Return log evidence and its gradient at theta, one part of it a binary problem.
+def evidence_at(at, y, theta, fit, slopes, exact):
+    """Return log evidence at theta of all problems of a fit, and its gradient if `slopes`.
 
-    `at(k, sign, x, theta)` returns those of problem k from sites x.
+    `at(k, labels, x, theta, slopes, residual)` returns both of problem k from sites x, with EP run
+    to a residual of at most that. Unless gradients are `exact`, that of the one problem is found by
+    differences.
     """
     C = len(fit.posteriors)
-    parts = enumerate(np.split(theta, C))
-    found = [at(k, signs_of(y, k, C), fit.sites[k], part) for k, part in parts]
-    values, slopes = zip(*found, strict=True)
-    return float(sum(values)), np.concatenate(slopes)
+    labels = [y] if fit.joint else [signs_of(y, k, C) for k in range(C)]
+    problems = list(zip(range(C), labels, fit.sites, strict=True))
+    parts = np.split(theta, C)
+    found = [at(*p, part, slopes and exact) for p, part in zip(problems, parts, strict=True)]
+    values, gradients = zip(*found, strict=True)
+    if not slopes:
+        return float(sum(values)), None
+    if exact:
+        return float(sum(values)), np.concatenate(gradients)
+    return values[0], central_differences(lambda t: at(*problems[0], t, False, 1e-6)[0], theta)
 
 
 def left_out_signs(factor, result, copies):
@@ -554,6 +559,12 @@ def left_out_signs(factor, result, copies):
     cav = left_out(Sites(*result.x), state.mean, state.var, copies)
     var = cav.var + state.extra_var
     return np.array([factor.tilted(sign, cav.mean, var).log_z for sign in (-1.0, 1.0)])
+
+
+def average_alone(mode, curvature):
+    """Return the `Average` of a mode alone, with the volume of a normal distribution about it."""
+    log_volume = -0.5 * np.linalg.slogdet(curvature / (2.0 * np.pi))[1]
+    return average_of([mode], np.array([mode.objective + log_volume]))
 
 
 def mixed_logs(weight, logs, rows):
@@ -655,8 +666,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         posterior = self._posteriors[0]
         if hasattr(posterior, "posteriors"):
             posterior = posterior.posteriors[0]
-        of_rows = isinstance(posterior, DenseGPPosterior | JointGPPosterior)
-        if of_rows and not posterior.kernel.requires_vector_input:
+        kernel = getattr(posterior, "kernel", None)  # with inducing points it takes vectors
+        if kernel is not None and not kernel.requires_vector_input:
             return object_rows(X)
         if self._coder is None:
             return super()._check_new(X)
@@ -705,7 +716,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         learned = plan is not None and self.optimizer is not None
         attributes = run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
-        attributes |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
+        learned_rate = getattr(self, "label_noise", None) == "learn"
+        attributes |= attributes_of_averages(fit, learned, learned_rate)
         for name, value in attributes.items():
             setattr(self, name, value)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps

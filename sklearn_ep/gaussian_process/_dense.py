@@ -26,7 +26,7 @@ from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from ._base import (
     check_kernel,
     class_cavity,
-    evidence_of_problems,
+    evidence_at,
     factor_of,
     initial_kernel,
     last_sites,
@@ -42,9 +42,9 @@ from ._dense_gp import DenseGPPosterior, KernelGP
 from ._hyperparameters import (
     JOINT_ACCURACY,
     LEARNING_TOL,
+    EPNode,
     KernelScales,
     ThetaSpace,
-    central_differences,
     kernel_prior,
     kernel_settings,
     n_length_scales,
@@ -172,31 +172,6 @@ class JointModel:
         return left_out_classes(self.factor, nodes, weight, (y, copies), self.tempered)
 
 
-class KernelNode(NamedTuple):
-    """What a node keeps; the first two are the payload of an iteration.
-
-    Kernel, state of the posterior, kernel parameters theta (p,), the `Result` of EP; for the others
-    see `Nodes`.
-    """
-
-    kernel: Kernel
-    state: Any
-    theta: np.ndarray
-    result: Any
-    slope: np.ndarray | None = None
-    s: float = 0.0
-
-    @property
-    def log_evidence(self):
-        """Log evidence of the sites, that have settled or not."""
-        return self.result.evaluation.record["log_evidence"]
-
-    @property
-    def residual(self):
-        """Residual of the sites."""
-        return self.result.residual
-
-
 class KernelSearch(NamedTuple):
     """How learning searches.
 
@@ -302,30 +277,20 @@ class DensePlan:
 
         That is dear for several classes, which have it only if `slopes` are asked for.
         """
-        if isinstance(self.model, BinaryModel):
-            at = self._evaluated
-            return evidence_of_problems(lambda k, *problem: at(*problem)[:2], self.y, theta, fit)
-        exact = slopes and self.model.exact_gradient
-        value, gradient, x = self._evaluated(self.y, fit.sites[0], theta, exact)
-        if slopes and not exact:
-            # of evidences at fixed points, run from sites near by to a small residual
-            steps: dict[str, Any] = dict(tol=min(self.sweeps["tol"], 1e-6), max_iter=300)
-            gradient = central_differences(
-                lambda moved: self._evaluated(self.y, x, moved, False, **steps)[0], theta
-            )
-        return value, gradient
 
-    def _evaluated(self, y, x, theta, slopes=True, **steps):
-        """Return log evidence of a problem at theta from sites x, maybe a gradient, and sites."""
-        ep = self.ep(with_theta(self.kernel, theta), y)
-        result = ep.solve(x, **self.sweeps | steps)
-        gradient = ep.evidence_gradient(result.evaluation.payload[0]) if slopes else None
-        return result.evaluation.record["log_evidence"], gradient, result.onwards
+        def at(k, y, x, part, slopes, residual=np.inf):
+            ep = self.ep(with_theta(self.kernel, part), y)
+            result = ep.solve(x, **self.sweeps | dict(tol=min(residual, self.sweeps["tol"])))
+            state = result.evaluation.payload[0]
+            gradient = ep.evidence_gradient(state) if slopes else None
+            return result.evaluation.record["log_evidence"], gradient
+
+        return evidence_at(at, self.y, theta, fit, slopes, self.model.exact_gradient)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
-        kernel, state = payload[:2]
-        return self.model.posterior(kernel, self.X, state)
+        theta, state = payload[:2]
+        return self.model.posterior(with_theta(self.kernel, theta), self.X, state)
 
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
@@ -344,16 +309,15 @@ class DenseProblem:
     x: np.ndarray
 
     def at(self, theta, near, slopes=True):
-        """Return the `KernelNode` at kernel parameters (p,), None where EP has no fixed point.
+        """Return the `EPNode` at kernel parameters (p,), None where EP has no fixed point.
 
         From what a neighbour keeps.
         """
         plan, model, found = self.plan, self.plan.model, near
-        known = near is not None and np.array_equal(theta, near.theta)
+        known = near is not None and np.array_equal(theta, near.point)
         if known and not (slopes and near.slope is None):
             return near
-        kernel = near.kernel if known else with_theta(plan.kernel, theta)
-        ep = plan.ep(kernel, self.y)
+        ep = plan.ep(with_theta(plan.kernel, theta), self.y)
         if not known:
             x = self.x if near is None else near.result.x
             if plan.averages:  # sites have to settle; near neighbours need two to six sweeps
@@ -365,7 +329,7 @@ class DenseProblem:
                 result = ep.solve(x, **plan.sweeps | dict(tol=tol))
             if result is None:
                 return None
-            found = KernelNode(kernel, result.evaluation.payload[0], theta, result)
+            found = EPNode(theta, result.evaluation.payload[0], result)
         if slopes:
             found = found._replace(slope=ep.evidence_gradient(found.state))
         return found
@@ -379,10 +343,9 @@ class DenseProblem:
 
         Of the others they are what these foretell.
         """
-        kept, model = node.payload, self.plan.model
-        posterior = model.posterior(kept.kernel, self.plan.X[rows], kept.state)
-        foretold = model.foretold_sites(posterior, self.plan.X, self.y)
-        foretold[:, rows] = kept.result.onwards
+        posterior = self.plan.part(rows).posterior(node.payload)
+        foretold = self.plan.model.foretold_sites(posterior, self.plan.X, self.y)
+        foretold[:, rows] = node.payload.result.onwards
         return replace(self, x=foretold)
 
 

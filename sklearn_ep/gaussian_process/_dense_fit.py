@@ -31,6 +31,7 @@ from .._engine.hyper import (
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._base import (
     attributes_of_nodes,
+    average_alone,
     fit_of_sites,
     share_of_copies,
     watch_of_sweeps,
@@ -72,7 +73,7 @@ def fit_dense(plan, y, monitor, k):
     y are the labels of problem k.
     """
     trace, averages = Trace(monitor), plan.averages
-    kernel, x, end = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], KEPT
+    theta, x, end = plan.starts[k], plan.sites[k], KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
         first, starts = _first_nodes(plan, y, k)
@@ -88,18 +89,18 @@ def fit_dense(plan, y, monitor, k):
                 average = (average_over_spreads if several else _average)(nodes, mode, monitor)
         if average is not None:
             mode = average.heaviest  # the sites of the estimator are its own, refined
-        kernel = mode.payload.kernel
+        theta = mode.payload.point
         # else the first sites, so that the answer depends on the kernel alone and not on the path
         # that led to it; from where a few steps of many rows ended that is not worth its time
         if averages or nodes.problem.x is not x:
             x = mode.payload.result.x if averages else mode.payload.result.onwards
     ends = () if averages else ("converged", "stuck", "max_iter")
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    watch = watch_of_sweeps(trace, end, kernel, ends)
+    watch, kernel = watch_of_sweeps(trace, end, theta, ends), with_theta(plan.kernel, theta)
     result = plan.converged(kernel, y, x, most, watch)
     if average is not None:
         return _mixed_fit(plan, y, average, trace, end, result)
-    posterior = plan.posterior((kernel, result.evaluation.payload[0]))
+    posterior = plan.posterior((theta, result.evaluation.payload[0]))
     left = plan.model.left_out([result], np.ones(1), y, plan.weight)
     return fit_of_sites(posterior, trace, end, result, kernel, left)
 
@@ -109,9 +110,9 @@ def _mixed_fit(plan, y, average, trace, end, result):
     own, heaviest = [n.payload for n in average.nodes], int(np.argmax(average.weight))
     refined = dict(result=result, state=result.evaluation.payload[0])
     own[heaviest] = own[heaviest]._replace(**refined)
-    posteriors = [plan.posterior((n.kernel, n.state)) for n in own]
+    posteriors = [plan.posterior(n) for n in own]
     mixed = plan.model.left_out([n.result for n in own], average.weight, y, plan.weight)
-    more = attributes_of_nodes(average, [n.theta for n in own], plan.space.names)
+    more = attributes_of_nodes(average, [n.point for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])
     posterior = plan.model.mixture(posteriors, average.weight)
@@ -268,8 +269,7 @@ class Level(NamedTuple):
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
-        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
-        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
+        return average_alone(self.mode, self.curvature)
 
     def with_spread_of(self, average):
         """Return the `Level` with the curvature of a normal distribution like an `Average`."""
@@ -297,8 +297,8 @@ def expected_curvature(problem, mode, together=False):
 
     That of `together` is in the phi of `KernelScales` (T, T).
     """
-    theta, state = mode.payload.theta, mode.payload.state
-    structure = problem.plan.ep(mode.payload.kernel, problem.y).structure
+    theta, state = mode.payload[:2]
+    structure = problem.plan.ep(with_theta(problem.plan.kernel, theta), problem.y).structure
     curvature = structure.expected_curvature(state, together)
     if together and np.array_equal(KernelScales.at(problem.plan.kernel, theta).lengths[:1], [0]):
         return curvature[::-1, ::-1]
@@ -342,7 +342,7 @@ class Deviations(Nodes):
         `expected` is the expected curvature of the log evidence near by; the search corrects it,
         and ends where it expects no more than a small gain.
         """
-        start = near.payload.theta if theta is None else theta
+        start = near.payload.point if theta is None else theta
         curvature = expected + self.space.prior_precision()
         limits: dict[str, Any] = dict(gain=PATH.gain, max_iter=PATH.steps)
         if not self.problem.plan.model.exact_gradient:
@@ -384,7 +384,7 @@ def _walked(nodes, isotropic, depth):
     near, best = isotropic, isotropic.objective
     for s in SPREADS:
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
-        start = own.evaluate(near.payload.theta, near)
+        start = own.evaluate(near.payload.point, near)
         # where the last curvature foretells no mass the search is not worth its time
         foretold = expected + own.space.prior_precision()
         if start is None or own.log_mass(start, foretold) < best - depth:
@@ -424,8 +424,8 @@ def _with_all_rows(nodes, share, level, isotropic):
     """
     scales, expected = nodes.space, level.expected / share
     own = Deviations(nodes.problem, LengthSpace(scales.kernel, scales, level.nodes.space.s))
-    lengths, theta = scales.lengths, isotropic.payload.theta.copy()
-    apart = level.mode.payload.theta[lengths]
+    lengths, theta = scales.lengths, isotropic.payload.point.copy()
+    apart = level.mode.payload.point[lengths]
     theta[lengths] += apart - apart.mean()
     mode = own.mode_from(isotropic, expected, theta)
     if mode is None:

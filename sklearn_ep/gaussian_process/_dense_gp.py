@@ -15,7 +15,6 @@ from .._engine.gaussian import (
     ImproperPosterior,
     add_to_diagonal,
     checked_cholesky,
-    cholesky_solve,
     explained_variances,
     inverse_from_triangular,
     lower_times,
@@ -28,32 +27,9 @@ from ._kernels import (
     StationaryCross,
     contract,
     cross_covariance,
-    squares_among,
 )
 
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
-
-
-class _NegativeSites:
-    """What sites of negative precision add to the posterior that the other sites leave.
-
-    With A the covariance under the other sites and d = sqrt(-precision), the matrix I - d A d is
-    factorised; it is positive definite exactly if the posterior is proper.
-
-    `rows` (m,) are the rows of negative precision, `root` their d, `columns` (n, m) the prior
-    covariances with them; `half` and `back` (n - m, m) are C^-1 S K+- and B^-1 S K+- of the other
-    rows, `prior` (m, m) is A between these rows, and `lower` the Cholesky factor of I - d A d.
-    """
-
-    def __init__(self, K, others, rows, precision, root, inverse):
-        self.rows, self.root = rows, np.sqrt(-precision)
-        self.columns = columns = K[:, rows]
-        self.half = inverse @ (root.astype(K.dtype, copy=False)[:, None] * columns[others])
-        self.back = inverse.T @ self.half
-        self.prior = columns[rows] - self.half.T @ self.half
-        B = -self.root[:, None] * self.prior * self.root
-        add_to_diagonal(B, 1.0)
-        self.lower = checked_cholesky(B)
 
 
 def _factor_of_sites(block, root):
@@ -63,6 +39,11 @@ def _factor_of_sites(block, root):
     B *= root
     add_to_diagonal(B, 1.0)
     return checked_cholesky(B)
+
+
+def log_diagonal(lower):
+    """Return the sum of the logs of the diagonal of a factor, half the log determinant."""
+    return np.sum(np.log(np.diagonal(lower)), dtype=np.float64)
 
 
 def _times(matrix, vector):
@@ -76,9 +57,11 @@ class DenseState:
     `precision` (n,) are those of the sites, copies of tied rows counted. `mean` and `var` (n,) are
     the marginals, `alpha` (n,) is K^-1 mean, computed without K^-1.
     `rows` are those whose site precision is not negative, `root` the square roots of these
-    precisions and `inverse` that of the Cholesky factor of B for these rows. `log_evidence` is the
-    log of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
-    themselves. All matrices have the precision of K.
+    precisions and `inverse` that of the Cholesky factor of B for these rows. `added` (m, n) is half
+    of what the m negative sites add to variances: a new row with covariances k* has variance
+    k** - |C^-1 S k*|^2 + |added k*|^2. `log_evidence` is the log of the integral of prior times
+    sites, `extra_var` 0: the sites are on the latent values themselves. All matrices have the
+    precision of K.
     """
 
     extra_var = 0.0
@@ -88,75 +71,58 @@ class DenseState:
         self.rows: Any = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
         self.precision = precision
         tau = precision[self.rows]
-        self.root = root = np.sqrt(tau)
+        # not zero: the covariances of such a row come out of those of B over its root
+        self.root = root = np.maximum(np.sqrt(tau), 1e-20)
         block = K[self.rows][:, self.rows] if len(minus) else K
         lower = _factor_of_sites(block, root)
         self.inverse = inverse = triangular_inverse(lower)
-        log_det = np.sum(np.log(np.diagonal(lower)), dtype=np.float64)
+        self.log_evidence = -log_diagonal(lower)
         self.var = np.empty(len(K))
-        self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
-        self._negative: Any = None
+        self.var[self.rows] = explained_variances(block, tau, root, inverse)[0]
+        self.alpha, pull = shift.copy(), _times(K, shift)
+        explained = _times(inverse, root * pull[self.rows])
+        self.alpha[self.rows] -= root * _times(inverse.T, explained)
+        self.added = np.empty((0, len(K)))
         if len(minus):
-            self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
-            log_det += np.sum(np.log(np.diagonal(self._negative.lower)))
-            self._widen(K, strong, halves)
+            self._add_negative(K, minus)
+            self.alpha += self.added.T @ (self.added @ pull)
         if self.var.min() < 0:
             raise ImproperPosterior("prior and explained variances cancel to below zero")
-        self.alpha = shift.copy()
-        explained = _times(inverse, root * _times(K, shift)[self.rows])
-        self.alpha[self.rows] -= root * _times(inverse.T, explained)
-        if len(minus):
-            self._pull()
         self.mean = _times(K, self.alpha)
-        self.log_evidence = 0.5 * shift @ self.mean - log_det
+        self.log_evidence += 0.5 * shift @ self.mean
 
-    def _widen(self, K, strong, halves):
-        """Add the effect of negative sites to the marginals."""
-        negative = self._negative
-        columns = np.empty((len(negative.rows), len(K)))
-        columns[:, negative.rows] = negative.prior
-        root = np.where(strong, self.root, 1.0)
-        columns[:, self.rows] = (negative.back / root[:, None]).T
-        if not np.all(strong):
-            # A of a strong row is S^-1 B^-1 S K, which loses digits where S is nearly zero
-            weak = self.rows[~strong]
-            columns[:, weak] = K[np.ix_(negative.rows, weak)] - negative.half.T @ halves
-        half = triangular_solve(negative.lower, negative.root[:, None] * columns)
-        self.var[negative.rows] = np.diagonal(negative.prior)
-        self.var += np.einsum("ij,ij->j", half, half)
+    def _add_negative(self, K, minus):
+        """Add what the sites of rows `minus` leave of variances and evidence, and keep `added`.
 
-    def _pull(self):
-        """Add the effect of negative sites to alpha, which so far knows the others."""
-        negative = self._negative
-        mean = negative.columns.T @ self.alpha
-        gain = negative.root * cholesky_solve(negative.lower, negative.root * mean)
-        self.alpha[negative.rows] += gain
-        self.alpha[self.rows] -= self.root * (negative.back @ gain)
-
-    def added(self):
-        """Return half (m, n) of what the m negative sites add to the variances.
-
-        A new row with covariances k* has variance k** - |C^-1 S k*|^2 + |added k*|^2.
+        With A the covariance under the other sites and d = sqrt(-precision), I - d A d is
+        factorised: it is positive definite exactly if the posterior is proper.
         """
-        negative = self._negative
-        if negative is None:
-            return np.empty((0, len(self.alpha)))
-        columns = np.empty((len(negative.rows), len(self.alpha)))
-        columns[:, self.rows] = (self.root[:, None] * negative.back).T
-        columns[:, negative.rows] = -np.eye(len(negative.rows))
-        return triangular_solve(negative.lower, negative.root[:, None] * columns)
+        d, root = np.sqrt(-self.precision[minus])[:, None], self.root[:, None]
+        half = self.inverse @ (root.astype(K.dtype) * K[np.ix_(self.rows, minus)])
+        others = self.inverse.T @ half
+        A, explaining = np.empty((2, len(minus), len(K)))
+        A[:, self.rows], explaining[:, self.rows] = (others / root).T, (others * root).T
+        A[:, minus], explaining[:, minus] = K[np.ix_(minus, minus)] - half.T @ half, 0.0
+        explaining[np.arange(len(minus)), minus] = -1.0
+        B = -d * A[:, minus] * d.T
+        add_to_diagonal(B, 1.0)
+        lower = checked_cholesky(B)
+        self.log_evidence -= log_diagonal(lower)
+        self.var[minus] = np.diagonal(A[:, minus])
+        half = triangular_solve(lower, d * A)
+        self.var += np.einsum("ij,ij->j", half, half)
+        self.added = triangular_solve(lower, d * explaining)
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
         explained = inverse_from_triangular(self.inverse)
         explained *= -self.root[:, None]
         explained *= self.root
-        if self._negative is None:
-            R = explained
-        else:
-            added = self.added()
-            R = added.T @ added
+        if len(self.added):
+            R = self.added.T @ self.added
             R[np.ix_(self.rows, self.rows)] += explained
+        else:
+            R = explained
         R += np.outer(self.alpha, self.alpha)
         return R
 
@@ -182,7 +148,7 @@ class DenseGP:
     def covariance(self, state):
         """Return the posterior covariance (n, n) of the latent values; O(n^3)."""
         half = lower_times(state.inverse, state.root[:, None] * self.K[state.rows])
-        added = state.added() @ self.K
+        added = state.added @ self.K
         return self.K - half.T @ half + added.T @ added
 
 
@@ -197,8 +163,8 @@ class KernelGP(DenseGP):
         self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
         if self._cross.of_distances and self._cross.is_rbf:
-            K, slope = self._cross.of_squares(squares_among(self._cross.B))
-            self._kept = self._cross.B, K, slope
+            K, self._kept = self._cross.block(X)
+            np.fill_diagonal(K, self._cross.diagonal(X))
         else:
             K = kernel(X)
         super().__init__(K.astype(np.float32) if single else K)
@@ -269,18 +235,8 @@ class DenseGPPosterior:
 
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
-        self.alpha, self.root = state.alpha, state.root
-        self.negative = state.precision[state.precision < 0]
-        self.rows, self.added = state.rows, state.added()
-
-    @property
-    def precision(self):
-        """Precisions (n,) of the sites, copies of tied rows counted."""
-        out = np.empty(len(self.alpha))
-        out[self.rows] = self.root**2
-        if len(self.negative):
-            out[np.setdiff1d(np.arange(len(out)), self.rows)] = self.negative
-        return out
+        self.alpha, self.precision = state.alpha, state.precision
+        self.rows, self.root, self.added = state.rows, state.root, state.added
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "inverse"}
@@ -313,10 +269,8 @@ class DenseGPPosterior:
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
         K1 = self.kernel(X1, self.X)
-        half1, added1 = self._halves(K1)
-        if X2 is X1:
-            half2, added2, prior = half1, added1, self.kernel(X1)
-        else:
+        half1, added1 = half2, added2 = self._halves(K1)
+        if X2 is not X1:
             half2, added2 = self._halves(self.kernel(X2, self.X))
-            prior = self.kernel(X1, X2)
+        prior = self.kernel(X1) if X2 is X1 else self.kernel(X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2

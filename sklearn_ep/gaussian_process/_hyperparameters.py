@@ -10,7 +10,7 @@ run over the logs of the variance and of the geometric mean of the lengths.
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
@@ -246,6 +246,30 @@ def _places(kernel):
     if constant_first:
         return variance, lengths + len(variance)
     return variance + len(lengths), lengths
+
+
+class EPNode(NamedTuple):
+    """What a node keeps; the first two are the payload of an iteration.
+
+    Where it is, as its problem takes it, state of the posterior, the `Result` of EP; for the others
+    see `Nodes`.
+    """
+
+    point: Any
+    state: Any
+    result: Any
+    slope: Any = None
+    s: float = 0.0
+
+    @property
+    def log_evidence(self):
+        """Log evidence of the sites, that have settled or not."""
+        return float(self.result.evaluation.record["log_evidence"])
+
+    @property
+    def residual(self):
+        """Residual of the sites."""
+        return self.result.residual
 
 
 def central_differences(value, theta, step=0.01):

@@ -22,7 +22,7 @@ from .._engine.gaussian import (
     row_blocks,
     triangular_solve,
 )
-from ._dense_gp import KernelGP
+from ._dense_gp import KernelGP, log_diagonal
 from ._limits import LIMITS
 
 
@@ -39,23 +39,22 @@ class ClassCovariance:
     covariance Q_c'Q_j with class j, where Q_c = M^-1 E_c k.
 
     Found for a prior covariance K (n, n), in its precision, and site precisions (n, K). `log_det`
-    is half the log determinant of prior covariance times sites plus the identity. In single
-    precision the roots of the E_c stay, whose products with a vector keep digits that those of E_c
-    lose, unless links of negative precision leave them none.
+    is half the log determinant of prior covariance times sites plus the identity.
     """
 
     def __init__(self, K, precision):
         n, n_classes = precision.shape
-        self.kind, self.single = K.dtype.type, K.dtype == np.float32
-        self._by_roots = self.single and precision.min() >= 0
+        # a site of the least says as little as none, and single precision may divide by it
+        least = 1e-30
+        precision = np.where(np.abs(precision) < least, least, precision)
+        self.kind, self.single, self.precision = K.dtype.type, K.dtype == np.float32, precision
         self.explained = _stack(n_classes, n, self.kind)
-        self.roots = _stack(n_classes if self.single else 1, n, self.kind)
         self.log_det = -0.5 * np.sum(np.log(precision.sum(1)))
-        for c, (E, d) in enumerate(zip(self.explained, precision.T, strict=True)):
-            self.log_det += _explain(K, d, self.roots[c % len(self.roots)], E)
+        for E, d in zip(self.explained, precision.T, strict=True):
+            self.log_det += _explain(K, d, E)
         level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
         self.level = checked_cholesky(level, overwrite=True)
-        self.log_det += _log_diagonal(self.level)
+        self.log_det += log_diagonal(self.level)
         self.offset = self.level.copy(order="F")
         invert_triangular(self.offset)
 
@@ -67,12 +66,8 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        if self.single:
-            vectors = [x.astype(np.float32) for x in vectors]
-        if not self._by_roots:
-            return np.column_stack(list(map(np.dot, self.explained, vectors)))
-        halves = map(np.dot, self.roots, vectors)
-        return np.column_stack(list(map(np.dot, self.roots.transpose(0, 2, 1), halves)))
+        vectors = np.asarray(vectors, dtype=self.kind)
+        return np.column_stack(list(map(np.dot, self.explained, vectors)))
 
     def halves(self, c, k):
         """Return E_c k and Q_c for prior covariances k (n, m)."""
@@ -92,8 +87,10 @@ class ClassCovariance:
             block = k[:, rows]
             for c in range(C):
                 P, half = self.halves(c, block)
-                own = prior[rows] - np.einsum("im,im->m", block, P)
-                _add_class(cov[:, :, rows], c, halves, half, own)
+                halves.append(half)
+                for j, other in enumerate(halves):
+                    cov[c, j, rows] = cov[j, c, rows] = np.einsum("im,im->m", half, other)
+                cov[c, c, rows] += prior[rows] - np.einsum("im,im->m", block, P)
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
 
     def offset_parts(self):
@@ -105,53 +102,42 @@ class ClassCovariance:
             yield part
         yield left
 
-    def own_blocks(self, K, precision):
+    def own_blocks(self, K):
         """Return the same as `blocks` for the rows of the sites themselves, of covariance K (n, n).
 
         With D_c the precisions of class c, E_c K = I - E_c D_c^-1, where each column of E_c has
-        the digits of its site however little that says: a product is needed only for rows with
-        next to no site, and the diagonal of one for weak ones, where the difference loses digits.
+        the digits of its site however little that says: a product is needed only for the diagonal
+        of weak ones, where the difference loses digits.
         """
-        n, n_classes = precision.shape
+        n_classes, n = self.precision.T.shape
         halves, prior = _stack(n_classes, n, self.kind), np.diagonal(K)
-        own = np.empty(precision.shape)
+        own = np.empty((n, n_classes))
         for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
-            tau = precision[:, c].astype(self.kind)
-            told = np.abs(tau) * prior
-            given = told >= 1e-10  # a weaker site is as good as none
-            share = 1.0 / np.where(given, tau, self.kind(1.0))
+            tau = self.precision[:, c].astype(self.kind)
+            share = 1.0 / tau
             kept = 1.0 - share * np.diagonal(E)
-            kept = np.where(told < 0.1, np.einsum("ij,ij->j", E, K), kept)
+            kept = np.where(np.abs(tau) * prior < 0.1, np.einsum("ij,ij->j", E, K), kept)
             own[:, c] = share * kept
             np.multiply(E, -share, out=part)
             np.fill_diagonal(part, kept)
-            left = np.flatnonzero(~given)
-            if len(left):
-                columns = K[:, left]
-                part[:, left] = P = E @ columns
-                own[left, c] = prior[left] - np.einsum("im,im->m", columns, P)
             lower_times(self.offset, part)
         cov = np.matmul(halves.transpose(2, 0, 1), halves.transpose(2, 1, 0)).astype(np.float64)
         np.einsum("ncc->nc", cov)[:] += own
         return cov
 
 
-def _explain(K, precision, root, out):
-    """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2.
-
-    `root` (n, n) gets the lower triangular matrix whose product with itself the inverse is.
-    """
+def _explain(K, precision, out):
+    """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2."""
     scale = np.sqrt(np.maximum(precision, 0.0)).astype(K.dtype)
-    np.multiply(scale[:, None], K, out=root.T)
-    root *= scale[:, None]
-    add_to_diagonal(root, 1.0)
-    lower = checked_cholesky(root, overwrite=True)
-    log_det = _log_diagonal(lower)
+    np.multiply(scale[:, None], K, out=out.T)
+    out *= scale[:, None]
+    add_to_diagonal(out, 1.0)
+    lower = checked_cholesky(out, overwrite=True)
+    log_det = log_diagonal(lower)
     invert_triangular(lower)
     lower *= scale
-    out[:] = lower
     square = lapack.slauum if K.dtype == np.float32 else lapack.dlauum
-    _mirror(square(out, lower=1, overwrite_c=1)[0])
+    _mirror(square(lower, lower=1, overwrite_c=1)[0])
     return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
 
 
@@ -170,31 +156,12 @@ def _explain_less(K, precision, explained):
     lower = checked_cholesky(B)
     half = triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
     explained -= half.T @ half
-    return _log_diagonal(lower)
+    return log_diagonal(lower)
 
 
-def _log_diagonal(lower):
-    return float(np.sum(np.log(np.diagonal(lower)), dtype=np.float64))
-
-
-def _mirror(lower, width=128):
+def _mirror(lower):
     """Write what a lower triangular matrix (n, n) has below its diagonal above it."""
-    for start in range(0, len(lower), width):
-        block = slice(start, start + width)
-        lower[block, start + width :] = lower[start + width :, block].T
-        lower[block, block] += np.tril(lower[block, block], -1).T
-
-
-def _add_class(cov, c, halves, half, own):
-    """Write the covariances (K, K, m) of class c with itself and those before it.
-
-    `halves` are the Q_j of the latter, to which that of class c is added, and `own` (m,) is what
-    class c has beside it.
-    """
-    halves.append(half)
-    for j, other in enumerate(halves):
-        cov[c, j] = cov[j, c] = np.einsum("im,im->m", half, other)
-    cov[c, c] += own
+    lower += np.tril(lower, -1).T
 
 
 class JointState:
@@ -216,7 +183,7 @@ class JointState:
         self.spread = ClassCovariance(rounded, precision)
         self.alpha = self._alpha(K, shift)
         self.mean = K @ self.alpha
-        self.cov = self.spread.own_blocks(rounded, precision)
+        self.cov = self.spread.own_blocks(rounded)
         if self.spread.single and not np.einsum("ncc->nc", self.cov).min() > 0:
             raise ImproperPosterior("single precision does not hold the posterior variances")
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
@@ -260,13 +227,10 @@ def _sum_of_grams(arrays):
 
     The arrays have the order of LAPACK.
     """
-    total = None
+    total = 0.0
     for A in arrays:
         product = blas.ssyrk if A.dtype == np.float32 else blas.dsyrk
-        if total is None:
-            total = product(1.0, A, trans=1, lower=1)
-        else:
-            total = product(1.0, A, beta=1.0, c=total, trans=1, lower=1, overwrite_c=1)
+        total = total + product(1.0, A, trans=1, lower=1)
     _mirror(total)
     return total
 

@@ -10,7 +10,7 @@ from copy import copy
 
 import numpy as np
 from scipy.linalg import qr
-from scipy.spatial.distance import cdist, pdist, squareform
+from scipy.spatial.distance import cdist
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -162,15 +162,6 @@ def _squared_distances(A, B, B_norms):
     D += norms[:, None]
     D += B_norms
     return np.maximum(D, 0.0, out=D)
-
-
-def squares_among(A):
-    """Return squared distances (n, n) between centred rows, as `_squared_distances` does."""
-    if A.shape[1] < LIMITS.products:
-        return squareform(pdist(A, "sqeuclidean"))
-    D = _squared_distances(A, A, np.einsum("ij,ij->i", A, A))
-    np.fill_diagonal(D, 0.0)
-    return D
 
 
 class GeneralCross:

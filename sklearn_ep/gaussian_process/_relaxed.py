@@ -37,6 +37,7 @@ from ._base import (
     check_input_gradient,
     check_kernel,
     column_spread,
+    draw_seed,
     inducing_count,
     joined_fits,
     last_sites,
@@ -486,7 +487,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         rng = check_random_state(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
-            seed = int(rng.randint(np.iinfo(np.int32).max))
+            seed = draw_seed(rng)
             data, kept = described(self, run, kept, seed)
             spread = float(np.sqrt(data.var.sum())) or 1.0
             rows = data.candidates, data.candidate_weight
@@ -563,7 +564,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Return the `LabelErrorPlan` of rows in memory."""
         X, spread = training.X, spread_of(self, training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
-        seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
+        seed, Z = draw_seed(rng), None
         if self._through_points(len(X)):
             m = self._inducing_count(training.weight.sum())
             Z = first_points(self, X, training.weight, seed, m=m)
@@ -601,6 +602,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         if move_points:
             check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
+        relaxes = self.rule == "relaxed" and np.isfinite(self.relaxation)
         return LabelErrorPlan(
             kernel=kernel,
             labels=labels,
@@ -614,9 +616,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             damping=self.damping,
             noise=float(self.latent_noise),
             learn_rate=self.label_noise == "learn",
-            penalty=float(self.relaxation) if self.rule == "relaxed" else np.inf,
-            cost=self.cost,
-            freeze_after=self.freeze_after,
+            relaxed=(self.relaxation, self.cost, self.freeze_after) if relaxes else None,
             length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
             unit=unit if move_points else None,
             jitter=float(self.jitter),

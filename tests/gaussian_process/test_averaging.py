@@ -128,7 +128,7 @@ def modes_and_masses_are_right(nodes, isotropic):
     assert found
     for level in found:
         lengths = free(nodes, level.nodes.space.s)
-        mode = lengths.evaluate(level.mode.payload.theta, level.mode)
+        mode = lengths.evaluate(level.mode.payload.point, level.mode)
         exact = expected_curvature(nodes.problem, mode) + lengths.space.prior_precision()
         assert level.log_mass == pytest.approx(lengths.log_mass(mode, exact), abs=0.5)
         assert 0.5 * mode.gradient @ np.linalg.solve(exact, mode.gradient) < 3 * 0.1

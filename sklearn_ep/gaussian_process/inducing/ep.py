@@ -322,6 +322,7 @@ class _Gradient:
         theta, towards = self.cross.contract(kept, G, self.with_inputs)
         self.theta = self.theta + theta + self.cross.contract_diagonal(X, self.noise)
         self.towards = self.towards + towards
+        self.begin()
 
 
 class PassRows(NamedTuple):
@@ -357,10 +358,7 @@ class PassStep(NamedTuple):
     sums: bool = True
 
 
-PASS = PassStep()
-
-
-def evaluate_rows(model, rows, how=PASS):
+def evaluate_rows(model, rows, how):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
     Of a binary problem 3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the
@@ -375,7 +373,6 @@ def evaluate_rows(model, rows, how=PASS):
                 slopes.add(own.W, visit.slopes)
         if slopes is not None:
             slopes.end(X, kept)
-            slopes.begin()
     return sums.told(slopes)
 
 
@@ -385,13 +382,10 @@ class _PassSums:
     def __init__(self, model, rows, how):
         self.labels, self.how, n = model.labels, how, len(rows.X)
         C, P, q = self.labels.n_sites, len(model.posteriors), len(model.posteriors[0].mean)
-        # the head of a vector with room for gram and shift, see `PassState.packed`
-        room = 2 * C * n + (P * (q * q + q) if self.labels.linear else 0)
         self.moved: Any = None
         self.variances: Any = None
         if rows.sites is not None:
-            self.moved = np.empty(room)[: 2 * C * n].reshape(C, 2, n)
-            self.variances = np.empty((C, n))
+            self.moved, self.variances = np.empty((C, 2, n)), np.empty((C, n))
         self.memory: Any = None if rows.memory is None else np.empty_like(rows.memory)
         self.gram: Any = np.zeros((P, q, q)) if how.sums else 0.0
         self.shift: Any = np.zeros((P, q)) if how.sums else 0.0
@@ -516,18 +510,6 @@ class PassState:
     gram: np.ndarray
     shift: np.ndarray
     sites: Any
-
-    def packed(self):
-        """Return the state as one vector: sites part by part, then grams and shifts.
-
-        Sites that a pass over one partition made stay where they are.
-        """
-        sites, sums = self.sites or [], np.concatenate([self.gram.ravel(), self.shift.ravel()])
-        room = sites[0].base if len(sites) == 1 else None
-        if isinstance(room, np.ndarray) and room.shape == (sites[0].size + sums.size,):
-            room[sites[0].size :] = sums
-            return room
-        return np.concatenate([*(a.ravel() for a in sites), sums])
 
 
 def _fill_metric(views, each, roots):
@@ -665,10 +647,10 @@ class _FixedPoint:
 
     def packed(self, state):
         """Return a state, which is used up, as a vector."""
-        if self.labels.linear:
-            x, state.sites = state.packed(), None
-            return x
-        return np.concatenate([s.ravel() for s in state.sites])
+        sums = [state.gram, state.shift] if self.labels.linear else []
+        x = np.concatenate([a.ravel() for a in (*(state.sites or []), *sums)])
+        state.sites = None
+        return x
 
     def sites(self, x):
         """Return the sites in a vector, part by part, as views; None with an averaged site."""

@@ -216,10 +216,10 @@ def averages_as_dense(estimator, data):
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     by_default = estimator.optimizer == "auto"
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
-    given, (most, of_a_point) = estimator.inducing_points, LIMITS.averaged_through_points
-    m = inducing_count(estimator) if given is None else len(given)
+    most, of_a_point = LIMITS.averaged_through_points
     most = LIMITS.first_rows if estimator.learn_inducing not in ("auto", False) else most
-    few = max(data.weight, sum(data.sizes)) <= min(most, LIMITS.first_rows, of_a_point * m)
+    most = min(most, LIMITS.first_rows, of_a_point * inducing_count(estimator))
+    few = max(data.weight, sum(data.sizes)) <= most
     binary = len(data.labels) == 2 and estimator.multi_class != "joint"
     return default and by_default and by_passes and few and binary
 
@@ -320,7 +320,8 @@ def _start_from(plan, last, move_points):
     """Let a plan start from the last `GPFit` where that had the same shape."""
     if last is None or last.sites is None or plan.labels.copies is not None:
         return
-    if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
+    of_rows = isinstance(getattr(last.runs[0], "state", None), PassState)
+    if not of_rows or last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
     shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
@@ -332,19 +333,20 @@ def _start_from(plan, last, move_points):
 
 
 @dataclass
-class InducingRun:
+class PassRun:
     """Outcome of passes that all problems share, before it becomes attributes.
 
-    `attributes` are what an average adds; state and model are those of its heaviest node.
+    `attributes` are what an average adds; state and model are those of its heaviest node. After a
+    stream `state` is its `StreamPosterior`.
     """
 
-    state: PassState
+    state: Any
     model: Any
     history: dict[str, np.ndarray]
     reason: Reason
     n_sweeps: int
     log_evidence: float
-    remark: str
+    remark: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -392,7 +394,7 @@ def fit_inducing(plan, run, monitor):
 def _learned_and_converged(plan, ep, trace):
     """Learn the hyperparameters if asked, converge EP; return the `Average` or None, and the run.
 
-    The `InducingRun` is that of the heaviest node of an average.
+    The `PassRun` is that of the heaviest node of an average.
     """
     hyper, average = plan.hyperparameters(), None
     state, end = _learned(plan, plan.engine(ep.run, plan.passing), hyper, trace)
@@ -413,7 +415,7 @@ def _learned_and_converged(plan, ep, trace):
 
 
 def _converged(plan, ep, state, end, trace):
-    """Return the `InducingRun` at the fixed point, without what leaving rows out says.
+    """Return the `PassRun` at the fixed point, without what leaving rows out says.
 
     Learning that was asked to stop leaves the sites as they are.
     """
@@ -429,7 +431,7 @@ def _converged(plan, ep, state, end, trace):
         result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
-    return InducingRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
+    return PassRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
 
 
 def _learned(plan, ep, hyper, trace):
@@ -499,7 +501,7 @@ def average_over_kernel(plan, ep, state, monitor):
 
 
 def follow_dense(plan, ep, trace):
-    """Return a dense average of all rows as seen through inducing points, and its `InducingRun`.
+    """Return a dense average of all rows as seen through inducing points, and its `PassRun`.
 
     At each node the sites are the dense ones: of all posteriors through the points theirs has the
     smallest divergence from the dense one (Titsias 2009). Weights and evidence stay dense.
@@ -521,7 +523,7 @@ def follow_dense(plan, ep, trace):
     trace.end({"residual": residual, "log_evidence": log_evidence}, model)
     reason, n_sweeps = worst_reason([dense.reason, end.reason]), dense.attributes["n_sweeps"]
     remark = dense.remark or remark_of(end)
-    run = InducingRun(state, model, trace.history, reason, n_sweeps, log_evidence, remark)
+    run = PassRun(state, model, trace.history, reason, n_sweeps, log_evidence, remark)
     return average._replace(nodes=nodes), run
 
 

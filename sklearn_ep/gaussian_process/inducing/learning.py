@@ -16,6 +16,7 @@ from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import other_keys
+from .._base import draw_seed
 from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
@@ -69,7 +70,7 @@ class Hyperparameters:
     @cached_property
     def _box(self):
         """Bounds (2, p) of theta; scikit-learn looks them up by name, which takes long."""
-        return self.kernel.bounds.T
+        return np.reshape(self.kernel.bounds, (-1, 2))[: self.n_theta].T
 
     @property
     def learns(self):
@@ -100,24 +101,19 @@ class Hyperparameters:
     def start(self):
         """Vector of the first kernel and inducing points."""
         moved = np.zeros(self.Z.size if self.learn_inputs else 0)
-        return self._joined(self.kernel.theta, moved)
+        return self._joined(self.kernel.theta[: self.n_theta], moved)
 
     def _joined(self, theta, moved):
-        if not self.n_theta:
-            return moved
         return np.concatenate([self._maps[1] @ np.clip(theta, *self._box), moved])
 
     @property
     def bounds(self):
         """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
         free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
-        theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
-        return np.vstack([theta, free])
+        return np.vstack([self._box.T, free])
 
     def clip(self, vector):
         """Return the vector with its theta moved into the bounds."""
-        if not self.n_theta:
-            return vector
         return self._joined(self.theta(vector), vector[self.n_theta :])
 
     def prior(self, vector):
@@ -160,7 +156,7 @@ class Hyperparameters:
     def gradient(self, model, sums, fresh, kind=np.float64):
         """Return the gradient of the log evidence in the vector, from sums of a float type."""
         theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
-        pieces = [self._maps[0].T @ theta] if self.n_theta else []
+        pieces = [self._maps[0].T @ theta[: self.n_theta]]
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
         return np.concatenate(pieces)
@@ -334,13 +330,6 @@ def _end_of_passes(values, small, max_iter, due=None) -> Reason | None:
     return "max_iter" if len(values) >= max_iter else None
 
 
-def _with_sites(ep, model):
-    """Return the state of rows with the sites that the posterior of others, if any, asks for."""
-    if model is None:
-        return None
-    return ep.renew(model, ep.empty_sites())
-
-
 def _rungs(run, plan):
     """Yield shares of the rows, each with the passes over it: X, class indices, weights, number."""
     data = plan.data
@@ -368,7 +357,9 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
             small = InducingEP(run, [len(y)], None, ep.labels)
-            state = _with_sites(small, model) or small.zero(hyper.prior(vector))
+            state = small.zero(hyper.prior(vector))
+            if model is not None:  # the sites that the posterior of others asks for
+                state = small.renew(model, state.sites)
             trace, own = Trace(StepsOfPhase(told)), weight.sum()
             limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
             options = fixed | limits
@@ -378,7 +369,8 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
                 break
     if model is None and not plan.begun:
         return None
-    return vector, _with_sites(ep, model), max(1, round(LEARNING.last * plan.max_iter))
+    state = None if model is None else ep.renew(model, ep.empty_sites())
+    return vector, state, max(1, round(LEARNING.last * plan.max_iter))
 
 
 def rounds_of_batches(batches):
@@ -478,13 +470,12 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
     """
     rng, share = check_random_state(plan.seed), plan.batch_size / plan.data.weight
     learning = BatchLearning(ep, hyper, state, rule, plan)
-    drawn = np.iinfo(np.int32).max
-    seeds = [int(rng.randint(drawn))] * len(ep.sizes)
+    seeds = [draw_seed(rng)] * len(ep.sizes)
     of_rows = ep.run(keys_of_part, seeds, ep.classes, plan.data.units)
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed = int(rng.randint(drawn))
+        seed = draw_seed(rng)
         keys = [other_keys(k, seed) for k in of_rows]
         record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
         if trace.end(record, ep.model(learning.state) if trace.watched else None):

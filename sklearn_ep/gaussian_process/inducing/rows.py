@@ -48,11 +48,6 @@ class Units(NamedTuple):
         centre = weight @ moved / weight.sum()
         return cls.of_moments(X[0], centre, weight @ (moved - centre) ** 2 / weight.sum())
 
-    @property
-    def mean(self):
-        """Means (d,) of the columns."""
-        return self.origin + self.centre
-
     def standardised(self, X):
         """Return rows with centred columns of unit spread, 0 where a column is constant."""
         return (X - self.origin - self.centre) / np.where(self.spread > 0, self.spread, np.inf)
@@ -342,7 +337,7 @@ def choose_inducing_points(rows, weight, n_inducing, seed, kernel=None):
         start = standard[first[:n_inducing]]
         centres = KMeans(n_inducing, init=start, n_init=1, max_iter=10, random_state=seed)
         centres.fit(standard, sample_weight=weight)
-    return units.mean + units.spread * centres.cluster_centers_
+    return units.origin + units.centre + units.spread * centres.cluster_centers_
 
 
 def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.loop import SILENT, Reason, worst_reason
+from ..._engine.loop import SILENT, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.row_parts import CheckedRows
@@ -21,7 +21,7 @@ from .._base import (
 )
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
-from .fit import InducingRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
+from .fit import PassRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
 from .rows import Units, choose_inducing_points, describe, first_points, standard_keys
 from .values import InducingPrior, grown, rebase
@@ -91,32 +91,10 @@ class StreamPlan:
 
     labels: Any
     step_rule: Any
-    learning_rate: float
     batch_size: int | None
     n_inducing: int
     jitter: float
     sweeps: dict[str, Any]
-
-
-class StreamRun(NamedTuple):
-    """What one call leaves: the stream so far, its model, and how the call went.
-
-    `sites` (C, 2, n) and `loo`, leave-one-out log probabilities (n,), are those of its own rows.
-    """
-
-    stream: StreamPosterior
-    model: Any
-    history: dict[str, np.ndarray]
-    reason: Reason
-    log_evidence: float
-    sites: np.ndarray
-    loo: np.ndarray
-    remark: str = ""
-
-    @property
-    def n_sweeps(self):
-        """Sweeps over the batches of the call, all together."""
-        return len(self.history["residual"])
 
 
 def check_stream(estimator):
@@ -136,8 +114,7 @@ def plan_stream(estimator, joint):
         optimizer = "adam"
     return StreamPlan(
         labels=labels,
-        step_rule=None if optimizer is None else STEP_RULES[optimizer],
-        learning_rate=estimator.learning_rate,
+        step_rule=optimizer and STEP_RULES[optimizer](estimator.learning_rate),
         batch_size=estimator.batch_size,
         n_inducing=inducing_count(estimator) if estimator.inducing_points is None else 0,
         jitter=estimator.jitter,
@@ -178,10 +155,9 @@ def fit_stream(estimator, plan, X, y, forgetting):
         stream, last, rows = new_stream(estimator, so_far, plan.labels, known), None, so_far
     young = known is None and _waits(estimator, so_far)
     stream = replace(forgotten(stream, forgetting), first=so_far if young else None)
-    run = absorb(stream, rows, plan)
+    run, sites, loo_proba = absorb(stream, rows, plan)
     if estimator.site_memory == "average":
         return gp_fit(run)
-    sites, loo_proba = run.sites, np.exp(run.loo)
     if last is not None and last.sites is not None:
         seen = np.stack([estimator.site_precision_, estimator.site_shift_], axis=-2)
         seen = forgetting * seen.reshape(len(sites), 2, -1)
@@ -192,19 +168,18 @@ def fit_stream(estimator, plan, X, y, forgetting):
 
 def _stream_before(estimator, before):
     """Return the stream that new rows continue, None where there is none yet."""
-    if isinstance(before, InducingRun):
-        return stream_of_fit(estimator._plan, before)
-    return before.stream if isinstance(before, StreamRun) else None
+    if not isinstance(before, PassRun):
+        return None
+    of_stream = isinstance(before.state, StreamPosterior)
+    return before.state if of_stream else stream_of_fit(estimator._plan, before)
 
 
 def _rows_so_far(estimator, before, rows, forgetting):
     """Return the `Part` of all rows with the new ones, None where older ones are no more known."""
     if before is None:
         return rows
-    if isinstance(before, InducingRun):
-        return None
-    if isinstance(before, StreamRun):
-        older = before.stream.first
+    if isinstance(before, PassRun):
+        older = getattr(before.state, "first", None)
     else:
         older = Part(estimator._plan.X, estimator._plan.y, estimator._plan.weight)
     if older is None:
@@ -250,7 +225,10 @@ def forgotten(stream, share):
 
 
 def absorb(stream, rows, plan):
-    """Take in a `Part` of rows with class indices and copies, batch by batch; return the run."""
+    """Take in a `Part` of rows with class indices and copies, batch by batch.
+
+    Return the `PassRun`, and sites (C, 2, n) and leave-one-out probabilities (n,) of its own rows.
+    """
     X, y, weight = rows.arrays
     batches = [np.arange(len(X))]
     if plan.batch_size is not None:
@@ -266,7 +244,9 @@ def absorb(stream, rows, plan):
         reasons.append(result.reason)
     log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
     history = {k: np.concatenate([h[k] for h in histories]) for k in histories[0]}
-    return StreamRun(stream, model, history, worst_reason(reasons), float(log_evidence), sites, loo)
+    n_sweeps, reason = len(history["residual"]), worst_reason(reasons)
+    run = PassRun(stream, model, history, reason, n_sweeps, float(log_evidence))
+    return run, sites, np.exp(loo)
 
 
 def _absorb_batch(stream, part, plan):
@@ -277,7 +257,7 @@ def _absorb_batch(stream, part, plan):
         state, rule = ep.zero(stream.prior), stream.rule
         if plan.step_rule is not None and stream.prior.kernel.n_dims:
             # a copy: the stream before this call has to stay whole in case the call fails later
-            rule = deepcopy(rule or plan.step_rule(plan.learning_rate))
+            rule = deepcopy(rule or plan.step_rule)
             prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])

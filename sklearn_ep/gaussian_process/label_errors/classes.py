@@ -12,7 +12,6 @@ from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.noisy_argmax import ErringArgmax
 from ..._estimator.averaged import AveragedClasses
 from .._base import class_cavity
-from .._hyperparameters import central_differences
 from .._joint_gp import JointGP, JointGPPosterior
 from ..inducing.classes import JointLabels
 from .problem import Rung
@@ -82,11 +81,3 @@ class ClassLabels:
         small = min(0.25, 0.5 * plan.damping)
         slow = Rung(f"ep, damping {small:g}", plan.rule, small)
         return [Rung("ep", plan.rule, plan.damping, True), slow]
-
-    def evidence(self, at, y, theta, fit, slopes):
-        """Return log evidence at theta from the sites of a fit, and its gradient if asked for."""
-        value, gradient = at(0, y, fit.sites[0], theta)
-        if slopes and self.n_classes > 2:
-            own = dict(tol=1e-6)
-            gradient = central_differences(lambda t: at(0, y, fit.sites[0], t, **own)[0], theta)
-        return value, gradient

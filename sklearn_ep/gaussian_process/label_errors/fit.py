@@ -31,6 +31,7 @@ from ..._engine.hyper import (
 from ..._engine.loop import SILENT, Result, Trace
 from .._base import (
     attributes_of_nodes,
+    average_alone,
     fit_of_sites,
     mixed_logs,
     share_of_copies,
@@ -111,7 +112,7 @@ def learned(problem, first, rows, trace):
     if found is None:
         return first, problem.x, LearningEnd("stuck", 0, np.nan)
     mode, end = found
-    return mode.payload.setting, mode.payload.sites, end
+    return mode.payload.point, mode.payload.result.x, end
 
 
 def _space_of_average(problem, first, rows):
@@ -169,11 +170,6 @@ class _Hypothesis(NamedTuple):
     mode: Node
     curvature: np.ndarray
 
-    def alone(self):
-        """Return the `Average` of the mode alone, with the volume of the normal distribution."""
-        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
-        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
-
     def about(self, share, monitor):
         """Return the `Average` about the mode, of a model with a share of the mass.
 
@@ -182,7 +178,7 @@ class _Hypothesis(NamedTuple):
         """
         nodes, mode, curvature = self
         if share < 0.02 or not len(mode.phi):
-            return self.alone()
+            return average_alone(mode, curvature)
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
         n_copies, ends = plan.weight.sum(), LIMITS.lattice_errors
         n_jobs, few = plan.averaging.n_jobs, plan.labels.exact_gradient and n_copies <= ends[1]
@@ -216,7 +212,7 @@ def _averages(models, log_odds, monitor):
     """
     if len(models) == 1:
         return models[0].about(1.0, monitor), None, log_odds
-    alone = [model.alone() for model in models]
+    alone = [average_alone(model.mode, model.curvature) for model in models]
     exact = models[0].nodes.problem.plan.labels.exact_gradient
     share = expit(log_odds + alone[1].log_evidence - alone[0].log_evidence)
     average = models[0].about(1.0 - share, monitor)
@@ -227,7 +223,7 @@ def _averages(models, log_odds, monitor):
 def _nodes_without_errors(nodes, mode):
     """Return the `Nodes` of a model without label errors; `mode` is that of `nodes` with errors."""
     averaging, space = nodes.problem.plan.averaging, nodes.space
-    theta, scales = mode.payload.setting.kernel.theta, space.kernel
+    theta, scales = mode.payload.point.kernel.theta, space.kernel
     kernel = averaging.plain_kernel or space.first.kernel
     if scales is not None:
         scales = replace(scales, kernel=kernel, both=averaging.plain_prior)
@@ -298,18 +294,18 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     Sites and relaxation of the estimator are those of the heaviest node, refined by its own rule.
     """
     problem, heaviest = nodes.problem, average.heaviest
-    setting = heaviest.payload.setting
+    setting = heaviest.payload.point
     watch = watch_of_sweeps(trace, end, setting)
-    result, path = _converged(problem, setting, heaviest.payload.sites, watch)
+    result, path = _converged(problem, setting, heaviest.payload.result.x, watch)
     own = [node.payload for node in average.nodes]
-    pairs = [(p.setting, result if p is heaviest.payload else p.result) for p in own]
+    pairs = [(p.point, result if p is heaviest.payload else p.result) for p in own]
     share, weight = float(expit(log_odds)), average.weight
     theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
     more = attributes_of_nodes(average, theta, nodes.space.names)
     more |= attributes_of_setting(setting, _relaxation(result), path)
     more |= dict(label_noise=(1.0 - share) * float(weight @ rates), no_errors_proba=share)
     if without is not None:
-        pairs += [(n.payload.setting, n.payload.result) for n in without.nodes]
+        pairs += [(n.payload.point, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
     posteriors, weight, told = _parts(problem, pairs, weight)
     mixture = problem.plan.labels.mixture(setting.points)

@@ -14,7 +14,8 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, cavity
-from .._base import WithLearned, fit_of_sites, watch_of_sweeps
+from .._base import evidence_at, fit_of_sites, watch_of_sweeps
+from .._hyperparameters import EPNode
 from .._kernels import with_theta
 from ..inducing.ep import (
     BinaryProblems,
@@ -26,26 +27,22 @@ from ..inducing.ep import (
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
-from .problem import ErrorNode, LabelErrorPlan, Slopes
+from .problem import LabelErrorPlan, Slopes
 from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
 
 
-class AtSetting(WithLearned):
-    """Monitor that adds what was learned to the model of the sweeps that follow."""
-
-    def end(self, record, payload):
-        """Tell of a sweep by its setting and model."""
-        return self.monitor.end(record, (self.learned, payload))
-
-
 class RowLabels(NamedTuple):
-    """What is told of each row of a problem: all (n,), `sites` on g (2, n)."""
+    """What is told of each row of a problem, besides its `sites` on g (2, n) as a fit tells it."""
 
     sites: np.ndarray
-    plus: np.ndarray
-    minus: np.ndarray
-    wrong: np.ndarray
+    loo_log: np.ndarray
+    wrong_proba: np.ndarray
     relaxation: np.ndarray
+
+    @classmethod
+    def joined(cls, pieces):
+        """Return what is told of pieces of the rows as one."""
+        return cls(*(np.concatenate(p, axis=-1) for p in zip(*pieces, strict=True)))
 
 
 def labels_of_part(part, _, classes):
@@ -68,7 +65,7 @@ def rate_slope_of_part(part, sites, model, classes):
     _, _, weight = read_rows(part, classes)
     labels = model.labels
     if isinstance(labels, BinaryProblems):
-        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong
+        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong_proba
     else:
         wrong = labels.factor.wrong_proba(leave_one_out_part(part, sites, model, classes))
     return float(dense_copies(weight) @ (wrong - labels.factor.rate))
@@ -84,21 +81,20 @@ def row_labels(part, message, model, classes, fraction=1.0):
     rule, factor = labels.rule, labels.factor
     if fraction != 1.0:
         factor = factor.powered(fraction)
-    told = RowLabels(np.empty((2, len(X))), *(np.zeros(len(X)) for _ in range(4)))
-    for rows, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
+    pieces = []
+    for _, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
         own = on_noisy(Sites(*seen.sites[0]), noise)
         mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
         cav = cavity(own, mean, var, fraction)
-        told.sites[:, rows] = own
-        told.plus[rows] = factor.tilted(1.0, cav.mean, cav.var).log_z
-        told.minus[rows] = factor.tilted(-1.0, cav.mean, cav.var).log_z
-        told.wrong[rows] = factor.wrong_proba(sign, cav.mean, cav.var)
+        sides = [factor.tilted(s, cav.mean, cav.var).log_z for s in (-1.0, 1.0)]
+        wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:
             resumed = rule.rule.resumed(seen.memory)
-            told.relaxation[rows] = resumed(factor, sign, own, mean, var).relaxation
-    return told
+            relaxation = resumed(factor, sign, own, mean, var).relaxation
+        pieces.append(RowLabels(np.array(own), np.array(sides), wrong, relaxation))
+    return RowLabels.joined(pieces)
 
 
 @dataclass
@@ -107,15 +103,6 @@ class PartedErrors:
 
     plan: LabelErrorPlan
     data: PartitionedRows
-
-    @property
-    def learn_rate(self):
-        """Whether the rate of wrong labels is learned."""
-        return self.plan.learn_rate
-
-    def positive_class(self, k):
-        """Return the class index of label +1 of problem k."""
-        return 1 if len(self.plan.settings) == 1 else k
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -145,8 +132,8 @@ class PartedErrors:
             return InducingEP(run, self.data.sizes, self.data.classes, labels)
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
-        rule = OfNoise(rule, self.plan.noise)
-        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=self.positive_class(k))
+        rule, positive = OfNoise(rule, self.plan.noise), 1 if len(self.plan.settings) == 1 else k
+        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=positive)
         return InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
 
     def solve(self, ep, setting, sites, **options):
@@ -167,15 +154,16 @@ class PartedErrors:
         errors = replace(self, plan=plan)
         with PartMap(self.data.parts, n_jobs) as run:
 
-            def at(k, _, x, part, tol=plan.tol):
+            def at(k, _, x, part, slopes, residual=np.inf):
                 setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
                 sites = errors.start(run, k)
+                tol = min(residual, plan.tol)
                 problem = PartedErrorProblem(errors, run, k, sites, tol, plan.damping)
                 node = problem.at(setting, None)
                 return node.log_evidence, node.slope.theta
 
             signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
-            return plan.labels.evidence(at, signs, theta, fit, slopes)
+            return evidence_at(at, signs, theta, fit, slopes, plan.labels.exact_gradient)
 
 
 @dataclass
@@ -199,7 +187,7 @@ class PartedErrorProblem:
         return self.errors.plan
 
     def at(self, setting, near, slopes=True):
-        """Return the `ErrorNode` at a setting, None where it has no posterior."""
+        """Return the `EPNode` at a setting, None where it has no posterior."""
         plan, classes = self.plan, self.errors.data.classes
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
         ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
@@ -214,9 +202,8 @@ class PartedErrorProblem:
             slope, towards = evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
-        result, told = solution.result, Slopes(slope, rate_slope, towards)
-        figures = float(result.evaluation.record["log_evidence"]), result.residual
-        return ErrorNode(setting, model, self.x, *figures, told)
+        result = replace(solution.result, x=self.x)
+        return EPNode(setting, model, result, Slopes(slope, rate_slope, towards))
 
 
 def labels_of_parts(problem, run):
@@ -237,7 +224,7 @@ def fit_parted_errors(errors, run, monitor, k):
         last[:] = [ep]
         return replace(solution.result, x=solution.state.sites)
 
-    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
+    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS)
     result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
     model = result.evaluation.payload
     tell = _told_of_classes if plan.labels.joint else _told_of_signs
@@ -251,10 +238,8 @@ def fit_parted_errors(errors, run, monitor, k):
 def _told_of_signs(ep, model, x):
     """Return sites on g (2, n), and what is told of each row of a binary problem, from sites x."""
     messages = list(zip(x, ep.memory or [None] * len(x), strict=True))
-    parts = ep.run(row_labels, messages, model, ep.classes)
-    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
-    sides = np.array([told.minus, told.plus])
-    return told.sites, dict(wrong_proba=told.wrong, relaxation=told.relaxation, loo_log=sides)
+    told = RowLabels.joined(ep.run(row_labels, messages, model, ep.classes))._asdict()
+    return told.pop("sites"), told
 
 
 def _told_of_classes(ep, model, x):

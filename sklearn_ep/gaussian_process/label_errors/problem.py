@@ -15,9 +15,10 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity, left_out
 from ..._estimator.averaged import AveragedPosterior
-from .._base import evidence_of_problems, left_out_signs
+from .._base import evidence_at, left_out_signs
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
+    EPNode,
     KernelScales,
     ThetaSpace,
     learned_coordinates,
@@ -58,22 +59,6 @@ class Slopes(NamedTuple):
     theta: np.ndarray
     rate: float
     points: Any
-
-
-class ErrorNode(NamedTuple):
-    """What a node keeps; the first two are the payload of an iteration.
-
-    Setting, state of the posterior or model of the passes, sites; for the others see `Nodes`.
-    """
-
-    setting: Setting
-    state: Any
-    sites: Any
-    log_evidence: float
-    residual: float
-    slope: Slopes | None = None
-    s: float = 0.0
-    result: Any = None
 
 
 @dataclass(frozen=True)
@@ -278,20 +263,12 @@ class BinaryLabels:
             slow = Rung(f"power, damping {large:g}", plan.rule, large)
             return [Rung("power", plan.rule, plan.damping, True), slow, *double]
         name, rules = "ep", [plan.rule, plan.rule]
-        if np.isfinite(plan.penalty):
-            relaxed = plan.penalty, plan.cost, plan.freeze_after
-            name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
+        if plan.relaxed is not None:
+            name, rules = "relaxed", [Relaxed(*plan.relaxed), Relaxed(*plan.relaxed)]
         small = min(0.25, 0.5 * plan.damping)
         slow = Rung(f"{name}, damping {small:g}", rules[1], small)
         last = double or [Rung("power 0.5", Power(0.5), 0.9)]
         return [Rung(name, rules[0], plan.damping, True), slow, *last]
-
-    def evidence(self, at, y, theta, fit, slopes):
-        """Return log evidence and gradient at theta of all problems, from what `at` gives of each.
-
-        `at(k, sign, x, theta)` returns those of problem k from sites x.
-        """
-        return evidence_of_problems(at, y, theta, fit)
 
 
 @dataclass
@@ -301,11 +278,12 @@ class LabelErrorPlan:
     `labels` say what a row is of: `BinaryLabels`, or all classes jointly. `y` holds class indices;
     `settings` and `sites` have one entry a problem, where it starts. `learn` and `learn_rate` say
     whether kernel and rates of wrong labels are learned, `unit` (d,) is the spread of the columns
-    where inducing points are moved, else None. `rule` is that of learning, `penalty` finite if
-    relaxed sites come after it. `length_centre` centres the prior of the length scale of the
-    default kernel; None for other kernels, of which nothing is known. `averaging` is None where the
-    mode is used. `coordinates` are the rows X, or others of fewer columns with the same
-    covariances. All of them, `y` and `weight` are None where the rows are in partitions.
+    where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
+    arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
+    centres the prior of the length scale of the default kernel; None for other kernels, of which
+    nothing is known. `averaging` is None where the mode is used. `coordinates` are the rows X, or
+    others of fewer columns with the same covariances. All of them, `y` and `weight` are None where
+    the rows are in partitions.
     """
 
     kernel: Kernel
@@ -320,9 +298,7 @@ class LabelErrorPlan:
     damping: float
     noise: float
     learn_rate: bool
-    penalty: float
-    cost: str
-    freeze_after: int
+    relaxed: tuple[Any, ...] | None
     length_centre: float | None
     unit: np.ndarray | None
     jitter: float
@@ -363,24 +339,24 @@ class LabelErrorPlan:
         own = replace(self, learn=True)
         steps = dict(max_iter=self.max_iter, damping=self.damping, accelerate=True)
 
-        def at(k, y, x, part, tol=self.tol):
+        def at(k, y, x, part, slopes, residual=np.inf):
             setting = fit.runs[k].attributes["setting"]
             setting = setting._replace(kernel=with_theta(self.kernel, part))
-            ep = self.ep(setting, y)
+            ep, tol = self.ep(setting, y), min(residual, self.tol)
             solve = partial(self.labels.solver(ep, self.rule, self.damping), tol=tol, **steps)
             try:
                 result = solve(x)
             except ImproperPosterior:  # these sites are no start for this kernel
                 result = solve(self.labels.empty_sites(y))
-            node = own.node(setting, ep, result)
-            return node.log_evidence, node.slope.theta
+            node = own.node(setting, ep, result, slopes)
+            return node.log_evidence, node.slope.theta if slopes else None
 
-        return self.labels.evidence(at, self.y, theta, fit, slopes)
+        return evidence_at(at, self.y, theta, fit, slopes, self.labels.exact_gradient)
 
     @property
     def response_share(self):
         """Share of a factor that its site matches, None where sites are not those of EP."""
-        return 1.0 if self.rule.exponent == 1 and not np.isfinite(self.penalty) else None
+        return 1.0 if self.rule.exponent == 1 and self.relaxed is None else None
 
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
@@ -392,14 +368,13 @@ class LabelErrorPlan:
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def node(self, setting, ep, result, slopes=True):
-        """Return the `ErrorNode` of a `Result` of the rule of learning, maybe without `slopes`."""
+        """Return the `EPNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
         if slopes:
             theta, towards, wrong = self.labels.slopes(self, ep, result)
             # of the rate: the expected minus the assumed number of wrong labels
             told = Slopes(theta, self.weight @ (wrong - setting.rate), towards)
-        figures = result.evaluation.record["log_evidence"], result.residual
-        return ErrorNode(setting, state, result.x, *figures, told, result=result)
+        return EPNode(setting, state, result, told)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -421,7 +396,7 @@ class ErrorProblem:
     tol: ClassVar[float] = 2e-2
 
     def at(self, setting, near, slopes=True):
-        """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
+        """Return the `EPNode` at a setting, or None where EP has no fixed point."""
         if not self.through_points:
             setting = setting._replace(points=None)
         labels = self.plan.labels
@@ -431,7 +406,7 @@ class ErrorProblem:
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)
         solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
-        x = self.x if near is None else near.sites
+        x = self.x if near is None else near.result.x
         result = settled(solve, x, labels.empty_sites(self.y), labels.damping)
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
@@ -442,5 +417,5 @@ class ErrorProblem:
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
         x = self.plan.labels.empty_sites(self.y)
-        x[:, rows] = node.payload.sites
+        x[:, rows] = node.payload.result.x
         return replace(self, x=x)
