@@ -245,36 +245,21 @@ def log_partition(factor: Natural) -> float:
 
 def explained_variances(
     K: np.ndarray, precision: np.ndarray, root: np.ndarray, inverse: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """Return diag((K^-1 + diag(precision))^-1) without K^-1, for precisions that are not negative.
 
-    Parameters
-    ----------
-    K : ndarray of shape (n, n)
-    precision, root : ndarray of shape (n,)
-        Site precisions and their square roots.
-    inverse : ndarray of shape (n, n)
-        Inverse of the lower Cholesky factor of I + root K root.
-
-    Returns
-    -------
-    var : ndarray of shape (n,)
-    strong : ndarray of bool of shape (n,)
-        Rows whose sites are strong enough for the cheap formula.
-    halves : ndarray of shape (n, k)
-        Columns of C^-1 S K of the k other rows.
+    `precision` and `root` (n,) are those of the sites and their square roots, `inverse` (n, n) is
+    that of the lower Cholesky factor of I + root K root.
     """
-    diagonal = np.diagonal(K)
-    strong = precision * diagonal >= WEAK_SITE
+    var = np.diagonal(K).astype(np.float64)
+    strong = precision * var >= WEAK_SITE
     norms = np.einsum("ij,ij->j", inverse, inverse)
-    if strong.all():
-        return (1.0 - norms) / precision, strong, np.empty((0, 0))
-    var = diagonal.copy()
     var[strong] = (1.0 - norms[strong]) / precision[strong]
     weak = np.flatnonzero(~strong)
-    halves = inverse @ (root[:, None] * K[:, weak])
-    var[weak] -= np.einsum("ij,ij->j", halves, halves)
-    return var, strong, halves
+    if len(weak):
+        halves = inverse @ (root[:, None] * K[:, weak])
+        var[weak] -= np.einsum("ij,ij->j", halves, halves)
+    return var
 
 
 def check_precise(precision: np.ndarray) -> None:

@@ -352,7 +352,7 @@ class DualSystem(PerturbedDraws):
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
         half = triangular_inverse(self.lower)
-        var, *_ = explained_variances(self.K, self.weight, self.root, half)
+        var = explained_variances(self.K, self.weight, self.root, half)
         return positive_variance(var, np.diagonal(self.K))
 
     def squared_shrinkage(self, diagonal):

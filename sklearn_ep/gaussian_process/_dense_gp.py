@@ -32,6 +32,11 @@ from ._kernels import (
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
 
 
+def _site_roots(precision):
+    """Return roots of site precisions, none of them zero: covariances are divided by them."""
+    return np.maximum(np.sqrt(precision), 1e-20)
+
+
 def _factor_of_sites(block, root):
     """Return the Cholesky factor of B = I + S K S for a block of K and S = diag(root)."""
     root = root.astype(block.dtype, copy=False)
@@ -71,14 +76,13 @@ class DenseState:
         self.rows: Any = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
         self.precision = precision
         tau = precision[self.rows]
-        # not zero: the covariances of such a row come out of those of B over its root
-        self.root = root = np.maximum(np.sqrt(tau), 1e-20)
+        self.root = root = _site_roots(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
         lower = _factor_of_sites(block, root)
         self.inverse = inverse = triangular_inverse(lower)
         self.log_evidence = -log_diagonal(lower)
         self.var = np.empty(len(K))
-        self.var[self.rows] = explained_variances(block, tau, root, inverse)[0]
+        self.var[self.rows] = explained_variances(block, tau, root, inverse)
         self.alpha, pull = shift.copy(), _times(K, shift)
         explained = _times(inverse, root * pull[self.rows])
         self.alpha[self.rows] -= root * _times(inverse.T, explained)
@@ -236,10 +240,15 @@ class DenseGPPosterior:
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
         self.alpha, self.precision = state.alpha, state.precision
-        self.rows, self.root, self.added = state.rows, state.root, state.added
+        self.rows, self.added = state.rows, state.added
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "inverse"}
+
+    @property
+    def root(self):
+        """Square roots of the precisions of sites that are not negative."""
+        return _site_roots(self.precision[self.rows])
 
     @cached_property
     def inverse(self):
