@@ -26,7 +26,8 @@ _SINGLE_ROWS, _SINGLE_RATIO = 1e5, 1e4
 class _Products:
     """Products of columns with all, made when asked for and kept as far as memory allows.
 
-    Those of the first columns are made at once, up to four times as many as there are rows.
+    Those of the first columns are made at once, up to four times as many as there are rows. `fast`
+    is single precision, or double where columns are out of its range.
     """
 
     def __init__(self, X):
@@ -34,7 +35,10 @@ class _Products:
         self._X = X
         self.squares = np.einsum("ij,ij->j", X, X)
         self._rows = np.empty((min(width, max(_STORED // width, 2 * _BATCH)), width))
-        self._single = np.empty(self._rows.shape, np.float32)
+        units = np.log10(self.squares[self.squares > 0])
+        # of squares, and of slabs in units of one over them, with room for products of both
+        self.fast = np.float32 if np.all(np.abs(units) < 24) else np.float64
+        self._fast = np.empty(self._rows.shape, self.fast)
         self._place, self._used = np.full(width, -1), 0
         self._make(np.arange(min(4 * n, len(self._rows))))
 
@@ -44,7 +48,7 @@ class _Products:
             self._place[:], self._used = -1, 0
         end = self._used + len(columns)
         rows = np.matmul(self._X[:, columns].T, self._X, out=self._rows[self._used : end])
-        self._single[self._used : end] = rows
+        self._fast[self._used : end] = rows
         self._place[columns], self._used = np.arange(self._used, end), end
 
     def _places(self, columns):
@@ -59,9 +63,9 @@ class _Products:
         return places
 
     def with_all(self, columns, kind):
-        """Products (..., d + 1) of columns (...) with all, in single precision or double."""
+        """Products (..., d + 1) of columns (...) with all, in the `fast` precision or double."""
         places = self._places(columns)
-        return (self._single if kind is np.float32 else self._rows)[places]
+        return (self._fast if kind is self.fast else self._rows)[places]
 
     def within(self, columns):
         """Products (M, K, K) of columns (M, K) with each other."""
@@ -184,7 +188,7 @@ class ModelLaw:
         """
         ratio = np.exp(log_ratio)[:, None]
         single = self.n_rows < min(_SINGLE_ROWS, _SINGLE_RATIO / ratio.max() / self.space.size)
-        kind = np.float32 if single else np.float64
+        kind = self.products.fast if single else np.float64
         image = given.root.astype(kind) @ self.products.with_all(models, kind)
         # what a column takes of the square, by x'C^-1 y, and 1 + ratio x'C^-1 x
         fall = self.Xy.astype(kind) - (given.half.astype(kind)[:, None] @ image)[:, 0]
