@@ -250,3 +250,17 @@ def test_averages_of_more_columns_than_rows():
         few.log_marginal_likelihood_value_, abs=1e-4
     )
     assert_allclose(many.predict_proba(wide), few.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
+def test_a_far_origin_changes_nothing_of_more_columns_than_rows(model):
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(20, 30))
+    y, far = X[:, 0] > 0, 1e-14 * X
+    X[:, :2] = 0.0
+    far[:, :2] = 1e3, 7.7  # constant columns, large beside what varies
+    near, moved = (
+        model(RBF(length), optimizer=None).fit(rows, y) for length, rows in ((4.0, X), (4e-14, far))
+    )
+    assert_allclose(moved.loo_proba_, near.loo_proba_, rtol=1e-6)
+    assert_allclose(moved.predict_proba(far), near.predict_proba(X), rtol=1e-6)
