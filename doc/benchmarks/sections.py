@@ -88,6 +88,15 @@ PARTS = {
             "linear model on waves, and takes far less CPU where classes are many.",
         ),
         Section(
+            "tempers",
+            "How sure predictions of several classes are",
+            "Generated sets of three to ten classes, iris, wine and digits; fits of 75 to 300 "
+            "rows, three seeds.",
+            "Rows left out choose a factor of the variances. Less two standard errors of its gain "
+            "the log loss is .016 +- .008 below that without a factor, .008 with the prior of "
+            "linear models. The worst fit loses .08, with that prior .17.",
+        ),
+        Section(
             "relaxed",
             "Labels that are wrong",
             "Heart, Haberman, Pima, diabetes and a generated set, half of each for training; "

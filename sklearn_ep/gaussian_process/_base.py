@@ -72,7 +72,7 @@ from ._structured import GroupedRBF
 from ._summary import KernelReport
 
 # Rows predict themselves too well when left out if the kernel was learned from them. So what a
-# temper gains in their log probabilities counts less so many standard errors. Over 144 fits of 18
+# temper gains in their log probabilities counts less so many standard errors. Over 150 fits of 18
 # kinds of sets (3 to 10 classes, 75 to 300 rows) the log loss is .016 +- .008 below that without a
 # temper. One error gives .015, three .016, and none with Cauchy's prior of linear models .008
 # (`python doc/benchmarks/tempers.py`).
