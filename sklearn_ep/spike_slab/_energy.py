@@ -27,6 +27,7 @@ from scipy.special import expit
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
+from .._engine.schedule import JointMarginals
 
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
@@ -162,18 +163,26 @@ class EnergyState:
 
     @cached_property
     def target(self):
-        """Undamped sites of regular EP: positive, the mean matched even where that binds."""
-        eps = SMALLEST_SITE / self.problem.factor.slab_variance
-        precision = np.maximum(self.cavity[1], eps)
-        same = np.all(precision == self.cavity[1])
-        t = self.tilted if same else self.problem.factor.tilted(self.cavity[0], precision)
-        site = np.maximum(1.0 / t.var - precision, eps)
-        return np.stack([t.mean * (site + precision) - self.cavity[0], site])
+        """Undamped sites of regular EP, see `positive_sites`."""
+        return positive_sites(self.problem.factor, self.cavity, self.tilted)
 
     @cached_property
     def signed_target(self):
         """Undamped sites of EP of any sign; those whose cavity is improper stay."""
         return _signed(self.problem.factor, self.tilted, self.cavity, self.sites)
+
+
+def positive_sites(factor, cavity, tilted=None):
+    """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds.
+
+    `tilted` are the moments at cavities that are positive, None where they are not known.
+    """
+    eps = SMALLEST_SITE / factor.slab_variance
+    precision = np.maximum(cavity[1], eps)
+    known = tilted is not None and np.all(precision == cavity[1])
+    t = tilted if known else factor.tilted(cavity[0], precision)
+    site = np.maximum(1.0 / t.var - precision, eps)
+    return np.stack([t.mean * (site + precision) - cavity[0], site])
 
 
 def sites_at(factor, cavity, sites):
@@ -191,16 +200,41 @@ def _signed(factor, tilted, cavity, sites):
     return np.where(factor.proper(cavity[1]), target, sites)
 
 
+def swept_in_turn(state, damping):
+    """Return the sites after each has taken a share of its update, one after another.
+
+    Joint covariances are those of at most as many columns as there are rows, after which the
+    posterior is found anew. O(n d^2), or O(d^3) for no more columns than rows.
+    """
+    problem, d = state.problem, len(state.mean)
+    size, sites = max(len(problem.model.X), 1), state.sites.copy()
+    for first in range(0, d, size):
+        index = np.arange(first, min(first + size, d))
+        if first:
+            state = problem.at(sites.copy(), state)
+        joint = JointMarginals(state.mean[index], state.marginals.block(index))
+        for i, k in enumerate(index):
+            var, own = joint.var(i), sites[:, k]
+            cavity = np.array([joint.mean[i] / var, 1.0 / var]) - own
+            shift, precision = damping * (
+                positive_sites(problem.factor, cavity[:, None])[:, 0] - own
+            )
+            if joint.changed(i, precision, shift):
+                own += shift, precision
+    return sites
+
+
 def regular_ep(
     problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True,
-    signed=False,
+    signed=False, in_turn=False,
 ):  # fmt: skip
-    """Run parallel EP with positive sites; return the loop's Result, its payload the last state.
+    """Run EP with positive sites; return the loop's Result, its payload the last state.
 
-    Where the fixed point wants a negative site the iteration ends elsewhere: the residual,
-    which knows no bound on the sites, then stays large. Only next to a fixed point `signed` sites
-    are safe, and acceleration. Roots of the inverse map start from those of the state `before`;
-    without `energies`, which cost half a sweep each, none is recorded.
+    All sites change together, or one after another where they go `in_turn`. Where the fixed point
+    wants a negative site the iteration ends elsewhere: the residual, which knows no bound on the
+    sites, then stays large. Only next to a fixed point `signed` sites are safe, and acceleration.
+    Roots of the inverse map start from those of the state `before`; without `energies`, which cost
+    half a sweep each, none is recorded.
     """
     require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
     last = before
@@ -210,6 +244,8 @@ def regular_ep(
         last = state = problem.at(x, last)
         record = {"objective": state.energy} if energies else {}
         target = state.signed_target if signed else state.target
+        if in_turn:  # the damped step to this target is the sweep
+            target = x + (swept_in_turn(state, damping) - x) / damping
         return Evaluation(target, state.residual, record=record, payload=state)
 
     acceleration = Anderson(mixing=damping) if signed else None

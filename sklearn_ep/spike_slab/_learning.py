@@ -260,12 +260,14 @@ class EvidenceSearch:
 
     # ------------------------------------------------------------------- from a place to a better
 
+    @property
+    def _damping(self):
+        return min(self.settings.damping, _LEARNING.coarse_damping)
+
     def _swept(self, problem, sites, sweeps, before=None, tol=0.0):
         """Outcome of a few sweeps of EP, without the energy on the way."""
-        return regular_ep(
-            problem, sites, max_iter=sweeps, tol=tol, before=before, energies=False,
-            damping=min(self.settings.damping, _LEARNING.coarse_damping),
-        )  # fmt: skip
+        how = self.settings.sweeps | dict(damping=self._damping, energies=False)
+        return regular_ep(problem, sites, max_iter=sweeps, tol=tol, before=before, **how)
 
     def _em(self, place, known):
         """EM steps, each after a round of EP sweeps; return the place of least energy.
@@ -276,7 +278,6 @@ class EvidenceSearch:
         ends: they cost half a sweep.
         """
         h, sites = place.h, place.state.sites
-        damping = min(self.settings.damping, _LEARNING.coarse_damping)
         margin = _LEARNING.hopeless * self.problem.n_rows
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
@@ -285,7 +286,7 @@ class EvidenceSearch:
             except ImproperPosterior:
                 break
             # the last sweep of a round is not looked at before the next one
-            sites = out.x + damping * (out.evaluation.target - out.x)
+            sites = out.x + self._damping * (out.evaluation.target - out.x)
             new = self._place(h, out.evaluation.payload)
             if not new.energy < place.energy:
                 break

@@ -159,6 +159,7 @@ def check_parameters(estimator):
     check_common(estimator)
     check_hyperparameters(estimator.hyperparameters)
     check_choice("algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"])
+    check_choice("schedule", estimator.schedule, ["parallel", "sequential"])
     check_number("n_init", estimator.n_init, 1, integer=True)
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
         check_number_or_auto(name, getattr(estimator, name), 0, high)
@@ -175,7 +176,9 @@ def make_plan(estimator, X, y, sample_weight, groups):
     units, model, n_different = _data(estimator, X, y, sample_weight)
     d = estimator.n_features_in_
     groups = group_numbers("groups", groups, d)
-    _warn_of_damping(estimator)
+    if groups is not None and estimator.schedule == "sequential":
+        raise ValueError('schedule="sequential" changes one column at a time: leave out groups.')
+    _warn_of_sweeps(estimator)
     unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
     pairs = zip(given, (unit, unit, 1.0), strict=True)
@@ -189,7 +192,8 @@ def make_plan(estimator, X, y, sample_weight, groups):
     plain = integrates and estimator.algorithm == "auto" and groups is None
     integrates = integrates and bool(space.free.any())
     prior = HyperPrior.of_integral(space, factor.n_indicators(d)) if integrates else HyperPrior()
-    settings = (estimator.algorithm, estimator.damping, estimator.max_iter, estimator.tol)
+    names = "algorithm", "damping", "max_iter", "tol", "schedule"
+    settings = [getattr(estimator, name) for name in names]
     return SpikeSlabPlan(
         units=units,
         problem=EPEnergy(model, factor, np.exp(h[0]), units.n_rows, constant),
@@ -284,17 +288,21 @@ def _check_scale_of(y):
         )
 
 
-def _warn_of_damping(estimator):
-    """Warn where the user sets `damping` for an algorithm that takes no damped steps."""
-    default = inspect.signature(type(estimator)).parameters["damping"].default
-    if estimator.algorithm in ("convergent", "double_loop") and estimator.damping != default:
-        warnings.warn(
-            f"damping={estimator.damping!r} has no effect on the steps of "
-            f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
-            'algorithm="auto" and "ep" take.',
-            UserWarning,
-            stacklevel=2,
-        )
+def _warn_of_sweeps(estimator):
+    """Warn where the user sets what only sweeps of EP look at for an algorithm without them."""
+    if estimator.algorithm not in ("convergent", "double_loop"):
+        return
+    parameters = inspect.signature(type(estimator)).parameters
+    for name in ("damping", "schedule"):
+        value = getattr(estimator, name)
+        if value != parameters[name].default:
+            warnings.warn(
+                f"{name}={value!r} has no effect on the steps of "
+                f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
+                'algorithm="auto" and "ep" take.',
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _warm(estimator, units, d, groups):

@@ -38,6 +38,12 @@ class RunSettings:
     damping: float
     max_iter: int
     tol: float
+    schedule: str = "parallel"
+
+    @property
+    def sweeps(self):
+        """How a sweep of EP goes, as arguments of `regular_ep`."""
+        return dict(damping=self.damping, in_turn=self.schedule == "sequential")
 
 
 @dataclass
@@ -107,7 +113,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         return _outcome(double_loop(proper_state(problem, sites), **limits), trace, "double_loop")
     if settings.algorithm == "ep":
         sites = _lifted(problem, sites)
-        return _outcome(regular_ep(problem, sites, damping=settings.damping, **limits), trace, "ep")
+        return _outcome(regular_ep(problem, sites, **settings.sweeps, **limits), trace, "ep")
     if settings.algorithm == "auto" and cold:
         sites = _anneal(problem, settings, sites, start, trace)
         if trace.asked:
@@ -115,7 +121,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         if start != "descent":
             left = settings.max_iter - trace.n_iter
             limits["max_iter"] = min(left, TAIL)
-            out = regular_ep(problem, sites, damping=settings.damping, **limits)
+            out = regular_ep(problem, sites, **settings.sweeps, **limits)
             if out.converged or trace.asked or left <= TAIL:
                 return _outcome(out, trace, "ep")
             sites = out.x
@@ -144,7 +150,7 @@ def ep_level(settings, trace=None, budget=np.inf):
         if trace is not None and (trace.asked or trace.n_iter + SWEEPS > budget):
             return None
         return regular_ep(
-            problem, sites, max_iter=SWEEPS, tol=settings.tol, damping=settings.damping,
+            problem, sites, max_iter=SWEEPS, tol=settings.tol, **settings.sweeps,
             monitor=SILENT if trace is None else trace, energies=trace is not None,
         ).x  # fmt: skip
 
@@ -181,7 +187,7 @@ def _other_sites(problem, settings, k, seed):
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
         sites = annealed(problem, prior_sites(problem), ep_level(settings), highest)
     return regular_ep(
-        problem, sites, max_iter=TAIL, tol=settings.tol, damping=settings.damping, energies=False
+        problem, sites, max_iter=TAIL, tol=settings.tol, energies=False, **settings.sweeps
     ).x
 
 

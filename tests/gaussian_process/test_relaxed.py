@@ -8,6 +8,7 @@ import pytest
 from oracles import oracle
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit, ndtr
+from scipy.stats import norm
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
@@ -172,6 +173,68 @@ def test_weights_are_copies(rule, method):
     np.testing.assert_allclose(
         tied.noise_proba_[copies > 0], written.noise_proba_[first], atol=1e-7
     )
+
+
+@pytest.mark.parametrize("rule", ["ep", "power"])
+def test_one_row_after_another_leads_to_the_same_fixed_point(rule):
+    X, y = small(40)
+    copies = np.random.RandomState(6).uniform(0.3, 3.0, len(y))
+    given = (X, y, copies)
+    parallel, sequential = (
+        fixed(rule=rule, schedule=schedule).fit(*given) for schedule in ("parallel", "sequential")
+    )
+    assert sequential.solver_path_ == [f"{rule}, sequential"] and sequential.converged_
+    np.testing.assert_allclose(sequential.site_precision_, parallel.site_precision_, atol=1e-7)
+    np.testing.assert_allclose(sequential.site_shift_, parallel.site_shift_, atol=1e-7)
+    assert abs(sequential.log_evidence_ - parallel.log_evidence_) < 1e-7
+
+
+def one_by_one(K, sign, flip, damping, noise=1.0):
+    """Return the sites (2, n) after a sweep of EP from empty ones, each posterior inverted anew."""
+    tau, nu, G = np.zeros(len(sign)), np.zeros(len(sign)), K + noise * np.eye(len(sign))
+    for i, s in enumerate(sign):
+        S = np.linalg.inv(np.linalg.inv(G) + np.diag(tau))
+        var, mean = S[i, i], S[i] @ nu
+        left = 1 / (1 / var - tau[i])
+        centre = left * (mean / var - nu[i])
+        z = s * centre / np.sqrt(left)
+        slope = (1 - 2 * flip) * norm.pdf(z) / (flip + (1 - 2 * flip) * norm.cdf(z))
+        new_var = left * (1 - slope * (slope + z))
+        new_mean = centre + s * np.sqrt(left) * slope
+        target = np.array([1 / new_var - 1 / left, new_mean / new_var - centre / left])
+        tau[i], nu[i] = [tau[i], nu[i]] + damping * (target - [tau[i], nu[i]])
+    return np.stack([tau, nu])
+
+
+@pytest.mark.parametrize("damping", [0.4, 1.0])
+def test_a_sequential_sweep_is_that_of_a_naive_loop(damping):
+    X, y = small(15, flip=0.3)
+    settings = dict(schedule="sequential", damping=damping, max_iter=1)
+    with pytest.warns(ConvergenceWarning):
+        clf = fixed(**settings).fit(X, y)
+    expected = one_by_one(KERNEL(X), 2.0 * y - 1.0, 0.1, damping)
+    np.testing.assert_allclose([clf.site_precision_, clf.site_shift_], expected, atol=1e-9)
+
+
+def test_where_sequential_sweeps_do_not_rest_the_double_loop_does():
+    X, y = small(60, seed=3, flip=0.3)
+    bare = dict(latent_noise=1e-4, tol=1e-6, max_iter=300)
+    found = fixed(schedule="sequential", **bare).fit(X, y)
+    assert found.converged_ and found.solver_path_[0] == "ep, sequential"
+    assert abs(found.log_evidence_ - fixed(**bare).fit(X, y).log_evidence_) < 1e-4
+
+
+def test_sequential_sweeps_refuse_what_they_are_not_for():
+    X, y = small()
+    for given in (dict(method="sparse"), dict(n_inducing=5)):
+        with pytest.raises(ValueError, match="schedule.*dense"):
+            fixed(schedule="sequential", **given).fit(X, y)
+    with pytest.raises(ValueError, match="schedule"):
+        fixed(schedule="sequential").fit([(X, y)])
+    three = y + (X[:, 0] > 1)
+    with pytest.raises(ValueError, match="schedule='sequential'"):
+        fixed(schedule="sequential", multi_class="joint").fit(X, three)
+    assert fixed(schedule="sequential").fit(X, three).multi_class_ == "one_vs_rest"
 
 
 def test_all_rows_as_inducing_points_is_dense():
@@ -391,6 +454,7 @@ def test_pickle_and_repeat():
     [
         ("rule", "exact"),
         ("cost", "entropy"),
+        ("schedule", "random"),
         ("method", "full"),
         ("relaxation", 0.0),
         ("relaxation", np.nan),

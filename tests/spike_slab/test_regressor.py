@@ -536,6 +536,7 @@ def test_unconverged_fit_warns_once_and_is_usable():
         ("hyperparameters", "average"),
         ("algorithm", "nope"),
         ("damping", 0.0),
+        ("schedule", "random"),
         ("n_init", 0),
         ("noise_starts", ()),
         ("noise_starts", (2.0,)),
@@ -586,6 +587,61 @@ def test_one_row_is_refused():
         SpikeSlabRegressor().fit([[1.0, 2.0]], [1.0])
     with pytest.raises(ValueError, match="at most one row"):
         SpikeSlabRegressor().fit(np.eye(2), [1.0, 2.0], sample_weight=[1.0, 0.0])
+
+
+def one_by_one(X, y, noise, slab, inclusion, damping):
+    """Return the sites (2, d) after a sweep of EP from those of the prior, by inverses."""
+    d = X.shape[1]
+    b, pi = np.zeros(d), np.full(d, 1 / (inclusion * slab))
+    for k in range(d):
+        V = np.linalg.inv(X.T @ X / noise + np.diag(pi))
+        mean, var = V[k] @ (X.T @ y / noise + b), V[k, k]
+        precision, shift = 1 / var - pi[k], mean / var - b[k]
+        centre, left = shift / precision, 1 / precision
+        on = inclusion * norm.pdf(centre, scale=np.sqrt(slab + left))
+        on /= on + (1 - inclusion) * norm.pdf(centre, scale=np.sqrt(left))
+        slab_var = 1 / (precision + 1 / slab)
+        first, second = on * slab_var * shift, on * (slab_var + (slab_var * shift) ** 2)
+        site = max(1 / (second - first**2) - precision, 1e-8 / slab)
+        target = np.array([first * (site + precision) - shift, site])
+        b[k], pi[k] = [b[k], pi[k]] + damping * (target - [b[k], pi[k]])
+    return np.stack([b, pi])
+
+
+@pytest.mark.parametrize("shape", [(30, 6), (6, 15)])
+@pytest.mark.parametrize("damping", [0.5, 1.0])
+def test_a_sequential_sweep_is_that_of_a_naive_loop(shape, damping):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=shape)
+    y = X @ (rng.normal(size=shape[1]) * (rng.random(shape[1]) < 0.3)) + 0.3 * rng.normal(
+        size=shape[0]
+    )
+    given = (0.1, 1.0, 0.3)
+    settings = dict(fit_intercept=False, standardize=False, max_iter=1, damping=damping)
+    reg = fixed(*given, algorithm="ep", schedule="sequential", **settings)
+    with pytest.warns(ConvergenceWarning):
+        reg.fit(X, y)
+    expected = one_by_one(X, y, *given, damping)
+    np.testing.assert_allclose(
+        [reg.site_shift_, reg.site_precision_], expected, rtol=1e-7, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (20, 30)])
+def test_one_column_after_another_leads_to_the_same_fixed_point(shape):
+    X, y, _ = make_spike_slab_regression(*shape, n_informative=3, random_state=0)
+    settings = dict(algorithm="ep", tol=1e-8, max_iter=2000)
+    parallel, sequential = (
+        fixed(0.1, 1.0, 0.2, schedule=schedule, **settings).fit(X, y)
+        for schedule in ("parallel", "sequential")
+    )
+    assert sequential.converged_ and parallel.converged_
+    np.testing.assert_allclose(sequential.coef_, parallel.coef_, atol=1e-6)
+    assert abs(sequential.log_evidence_ - parallel.log_evidence_) < 1e-5
+    learned = SpikeSlabRegressor(schedule="sequential").fit(X, y)
+    np.testing.assert_allclose(learned.coef_, SpikeSlabRegressor().fit(X, y).coef_, atol=2e-3)
+    with pytest.raises(ValueError, match="schedule.*groups"):
+        learned.fit(X, y, groups=np.arange(shape[1]) // 2)
 
 
 @pytest.mark.parametrize("algorithm", ["convergent", "double_loop"])

@@ -433,8 +433,8 @@ noise. EP itself always converges by a double loop, which we have as last resort
 helps with wrong labels is the likelihood that knows of them, and latent noise, with which the
 sweeps of all three rules converge: hence our defaults. REP .2 is
 :class:`~sklearn_ep.RelaxedEPClassifier` at its default penalty, which is dimensionless; the
-paper's c is in other units. The updates are parallel, where the paper's are sequential; Figure 3
-has both. The rate of wrong labels is given in Figures 1 to 4.
+paper's c is in other units. The updates are parallel, where the paper's are sequential, those of
+``schedule="sequential"``; Figure 3 has both. The rate of wrong labels is given in Figures 1 to 4.
 """
 ITEMS = [
     Item(

@@ -206,6 +206,7 @@ def section_4(setting):
     """All variants on the same sets: share at rest, test error, CPU over that of the default."""
     variants = {
         "regular EP, damping 0.5": dict(algorithm="ep", max_iter=1000),
+        "regular EP, sequential": dict(algorithm="ep", max_iter=1000, schedule="sequential"),
         "convergent": dict(algorithm="convergent"),
         "auto (default)": {},
         "auto, 10 starts": dict(n_init=10, random_state=0),

@@ -42,6 +42,7 @@ from .._kernels import with_theta
 from .._limits import LIMITS
 from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
+from .sequential import SequentialEP
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.
@@ -262,6 +263,8 @@ def _converged(problem, setting, x, monitor):
         if rung.rule is None:
             return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
         solve = plan.labels.solver(ep, rung.rule, rung.damping)
+        if rung.in_turn:
+            solve = SequentialEP(ep, rung.rule, rung.damping).solve
         return solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
     return climb(plan.labels.rungs(plan), run, x, plan.max_iter, monitor)

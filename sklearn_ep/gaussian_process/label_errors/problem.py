@@ -184,12 +184,16 @@ class ErrorAveraging(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """One way to the fixed point: name, rule of the sites (None: the double loop), and steps."""
+    """One way to the fixed point: name, rule of the sites (None: the double loop), and steps.
+
+    Accelerated ones, or sweeps whose sites change `in_turn`.
+    """
 
     name: str
     rule: Any
     damping: float = 1.0
     accelerate: bool = False
+    in_turn: bool = False
 
 
 class BinaryLabels:
@@ -261,14 +265,20 @@ class BinaryLabels:
             # a fraction of the factor is damping of its own: more of it only makes it slow
             large = max(0.9, plan.damping)
             slow = Rung(f"power, damping {large:g}", plan.rule, large)
-            return [Rung("power", plan.rule, plan.damping, True), slow, *double]
+            return [self._first_rung(plan, "power", plan.rule), slow, *double]
         name, rules = "ep", [plan.rule, plan.rule]
         if plan.relaxed is not None:
             name, rules = "relaxed", [Relaxed(*plan.relaxed), Relaxed(*plan.relaxed)]
         small = min(0.25, 0.5 * plan.damping)
         slow = Rung(f"{name}, damping {small:g}", rules[1], small)
         last = double or [Rung("power 0.5", Power(0.5), 0.9)]
-        return [Rung(name, rules[0], plan.damping, True), slow, *last]
+        return [self._first_rung(plan, name, rules[0]), slow, *last]
+
+    def _first_rung(self, plan, name, rule):
+        """Return the `Rung` of the schedule that is asked for."""
+        if plan.schedule == "sequential":
+            return Rung(f"{name}, sequential", rule, plan.damping, in_turn=True)
+        return Rung(name, rule, plan.damping, accelerate=True)
 
 
 @dataclass
@@ -281,9 +291,9 @@ class LabelErrorPlan:
     where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
     arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
     centres the prior of the length scale of the default kernel; None for other kernels, of which
-    nothing is known. `averaging` is None where the mode is used. `coordinates` are the rows X, or
-    others of fewer columns with the same covariances. All of them, `y` and `weight` are None where
-    the rows are in partitions.
+    nothing is known. `schedule` is that of sweeps after learning. `averaging` is None where the
+    mode is used. `coordinates` are the rows X, or others of fewer columns with the same
+    covariances. All of them, `y` and `weight` are None where the rows are in partitions.
     """
 
     kernel: Kernel
@@ -302,6 +312,7 @@ class LabelErrorPlan:
     length_centre: float | None
     unit: np.ndarray | None
     jitter: float
+    schedule: str
     X: Any = None
     coordinates: Any = None
     y: Any = None

@@ -371,10 +371,14 @@ class LatentNoise:
         log_evidence = inner.log_evidence + weight @ own
         return LatentNoiseState(inner, mean, var, log_evidence, weight, tau, nu)
 
+    def latent_covariance(self, state):
+        """Return the posterior covariance (n, n) of f."""
+        return self.structure.covariance(state.latent)
+
     def shared_covariance(self, state):
         """Return the posterior covariance (n, n) of g between rows, and between copies of a row."""
         left = 1.0 + self.noise * state.precision
-        return self.structure.covariance(state.latent) / left / left[:, None]
+        return self.latent_covariance(state) / left / left[:, None]
 
 
 def on_noisy(sites, noise):
@@ -391,7 +395,7 @@ def on_means(sites, noise):
     return Sites(sites.precision / left, sites.shift / left)
 
 
-def _proper_step(old, new, noise):
+def proper_step(old, new, noise):
     """Return new sites on g, at most half the way to improper noise, and how many were beyond."""
     bad = 1.0 + noise * new.precision <= 0
     fall = np.where(bad, old.precision - new.precision, 1.0)
@@ -433,7 +437,7 @@ class OfNoise:
         own = on_noisy(sites, noise)
         g_mean, g_var, log_mass = noisy_marginals(own.precision, own.shift, noise, mean, var)
         update = self.rule(factor, y, own, g_mean, g_var)
-        new, n_bad = _proper_step(own, update.sites, noise)
+        new, n_bad = proper_step(own, update.sites, noise)
         alpha = sites.shift - sites.precision * mean
         slope = 0.5 * (alpha**2 - sites.precision + sites.precision**2 * var)
         return update._replace(
