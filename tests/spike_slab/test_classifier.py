@@ -201,6 +201,18 @@ def test_the_mode_alone_and_what_is_given():
     assert np.isnan(none.fit(X, y, sample_weight=weight).loo_proba_[:3]).all()
 
 
+def test_where_no_proper_step_is_left_sites_that_are_not_negative_go_on():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 20))
+    coef = rng.normal(size=20) * (rng.random(20) < 0.2) * 10.0
+    # EP with signed sites is left at a log evidence of -7.5 without a proper step
+    y = X @ coef + rng.normal(size=30) > 0
+    given = dict(slab_variance=1000.0, prior_inclusion=0.15)
+    clf = SpikeSlabClassifier(hyperparameters="mode", **given).fit(X, y)
+    assert clf.converged_
+    np.testing.assert_allclose(clf.log_evidence_, -12.166, atol=0.05)
+
+
 def test_where_sweeps_do_not_settle_a_warning_says_so():
     X, y = data()
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):

@@ -589,6 +589,17 @@ def test_one_row_is_refused():
         SpikeSlabRegressor().fit(np.eye(2), [1.0, 2.0], sample_weight=[1.0, 0.0])
 
 
+def test_where_ep_at_falling_noise_is_lost_the_descent_at_falling_noise_is_not():
+    rng = np.random.default_rng(194)
+    X = rng.normal(size=(12, 60))
+    coef = rng.normal(size=60) * (rng.random(60) < 0.1)
+    y = X @ coef + 0.01 * rng.normal(size=12)
+    given = dict(noise_variance=1e-4, slab_variance=1.0, prior_inclusion=0.1)
+    reg = SpikeSlabRegressor(hyperparameters="mode", **given).fit(X, y)
+    assert reg.converged_ and reg.n_iter_ < 200
+    assert reg.log_evidence_ > -12.7
+
+
 def one_by_one(X, y, noise, slab, inclusion, damping):
     """Return the sites (2, d) after a sweep of EP from those of the prior, by inverses."""
     d = X.shape[1]
