@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import blas
 
+
 class JointMarginals:
     """Means (k,) and covariance (k, k) of coordinates, kept up to date while their sites change."""
 
