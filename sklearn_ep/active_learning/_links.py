@@ -334,7 +334,7 @@ def _foreign_links(estimator, mean, var, proba):
 
 def _misfit(factor, mean, var, proba):
     p = _columns([_link_of(factor)] * mean.shape[1], "proba", mean, var)
-    return (p if p.shape[1] == 1 else p / p.sum(axis=1, keepdims=True)) - proba
+    return _normalised(p)[:, -mean.shape[1] :] - proba
 
 
 def _fitted_probit(mean, var, proba):

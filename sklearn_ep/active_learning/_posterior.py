@@ -229,21 +229,12 @@ def _prior_covariance_with(estimator, X2):
     return covariance
 
 
-class _Responses:
+class _Responses(_SeparateProblems):
     """Predictions of a regressor, noise included, which is what a label lowers the variance of."""
 
-    def __init__(self, estimator):
-        self.estimator = estimator
-
-    def checked(self, X):
-        return X
-
     def moments(self, X):
-        mean, std = self.estimator.predict(X, return_std=True)
-        return np.asarray(mean, float)[:, None], np.asarray(std, float)[:, None] ** 2
-
-    def covariance_with(self, X2):
-        return lambda X1: np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)[None]
+        mean, std = _in_columns(*self.estimator.predict(X, return_std=True))
+        return mean, std**2
 
 
 def posterior_of(estimator, X, reference=None):

@@ -54,7 +54,7 @@ def look_ahead(posterior, name, rows=None):
         ]
         out[block] = measure(_Outcomes(moved, proba[block]))
     if name == "epig_entropy":
-        out *= entr(posterior.proba(rows)).sum(axis=1)
+        out *= _entropy(posterior.proba(rows))
     return out
 
 

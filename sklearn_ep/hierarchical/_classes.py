@@ -182,13 +182,8 @@ def level_covariances(spread, own, q):
 
     spread (K, S, K, S) is the covariance of all weights, of which levels have q effects each.
     """
-    return np.array([_level_blocks(spread[c, own, c, own], q) for c in range(len(spread))])
-
-
-def _level_blocks(cov, q):
-    """Return the blocks (L, q, q) on the diagonal of cov (L q, L q)."""
-    blocks = cov.reshape(len(cov) // q, q, len(cov) // q, q)
-    return np.einsum("japb->jpab", blocks)[np.arange(len(blocks)), np.arange(len(blocks))]
+    size = len(spread), (own.stop - own.start) // q, q
+    return np.einsum("kjakjb->kjab", spread[:, own, :, own].reshape(size + size))
 
 
 class WeightsAt(NamedTuple):

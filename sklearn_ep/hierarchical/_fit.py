@@ -60,7 +60,8 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
     mine = previous if len(positives) == 1 else None
     if run is not None:
         reader = plan.parts.reader._replace(positive=positives[k])
-        return fit_parts(plan, run, reader, monitor, mine, save)
+        plan = plan._replace(parts=plan.parts._replace(reader=reader))
+        return fit_parts(plan, run, monitor, mine, save)
     if len(positives) > 1:  # the problems are shared out, not their parts
         plan = plan._replace(settings=plan.settings._replace(n_jobs=None))
     fit_one = fit_adaptively if plan.settings.adaptive else fit_in_memory

@@ -296,7 +296,8 @@ def _place_groups(est, draws, table, load, previous):
         n_sites = len(previous["site_shift"])
         if np.any(fixed >= 0) and est.n_partitions in (*_MOST_SITES, n_sites):
             fixed[fixed < 0] = n_sites
-            return fixed
+            # sites whose groups are all gone are no more
+            return np.unique(fixed, return_inverse=True)[1]
     return balance(load, _n_sites(est, draws, load.sum(), len(load)))
 
 

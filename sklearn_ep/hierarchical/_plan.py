@@ -64,9 +64,9 @@ class Plan(NamedTuple):
     """What a fit needs to know.
 
     engine is the one that runs, over `parts`; None for EP over all rows at once, which is of more
-    than two classes together where it is `joint`. levels (named ones) and n_levels (rows without
-    label counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,) and
-    theta_prior are the priors; fingerprint, with a checkpoint, tells data and model from others.
+    than two classes together where it is `joint`. levels are the named ones of each factor, sizes
+    (L_f,) the rows of each level, those without label counted; beta_sd (D,) and theta_prior are the
+    priors; fingerprint, with a checkpoint, tells data and model from others.
     X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
     q_f) and codes (n,) of each factor: None of raw parts.
     """
@@ -76,7 +76,6 @@ class Plan(NamedTuple):
     parts: Parts | None
     n_rows: int
     levels: list[np.ndarray]
-    n_levels: list[int]
     sizes: list[np.ndarray]
     beta_sd: np.ndarray
     theta_prior: NormalPrior
@@ -88,6 +87,11 @@ class Plan(NamedTuple):
     weight: Any = None
     designs: Any = None
     codes: Any = None
+
+    @property
+    def n_levels(self):
+        """Number of levels of each factor."""
+        return [len(size) for size in self.sizes]
 
     @property
     def n_effects(self):
@@ -217,11 +221,9 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     elif parted and not joint:
         parts = place_rows(est, engine in DRAWING, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
-    fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
-    known = columns, engine, parts, len(training.y), levels, n_levels, sizes
-    priors = prior_sd(est, training.X.shape[1]), _theta_prior(est, columns)
+    known = columns, engine, parts, len(training.y), levels, sizes
     rows = shared, training.y, training.weight, designs, codes
-    return Plan(*known, *priors, _settings(est), fingerprint, joint, *rows)
+    return _planned(est, known, data if with_digest else None, joint, rows)
 
 
 def plan_parts(est, run, with_digest):
@@ -242,13 +244,11 @@ def plan_parts(est, run, with_digest):
     n_levels, n_rows = [len(size) for size in sizes], [t.n_rows for t in told]
     engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
     data = [np.array(t.digest) for t in told]
-    fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     parts = Parts(where, RawRows(columns, est.classes_[1]))
     if engine != "messages":
         parts = parts._replace(site=sites_of_raw(n_rows, levels, n_levels, where))
-    known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
-    priors = prior_sd(est, est.n_features_in_ - len(columns.taken)), _theta_prior(est, columns)
-    return Plan(*known, *priors, _settings(est), fingerprint, joint=False)
+    known = columns, engine, parts, sum(n_rows), levels, sizes
+    return _planned(est, known, data if with_digest else None)
 
 
 def _look_at(est, told):
@@ -259,11 +259,20 @@ def _look_at(est, told):
     checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
-def _fingerprint(est, columns, engine, data):
-    """Return a hash of what a checkpoint must have in common with a fit: data, and the model."""
-    factors = [(f.positions, f.slopes) for f in columns.factors]
-    words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
-    return digest(*data, *_theta_prior(est, columns), words, factors)
+def _planned(est, known, data, joint=False, rows=()):
+    """Return the `Plan` of its first fields, up to sizes, and its last ones, of rows in memory.
+
+    data are those that a checkpoint has to belong to, None without one.
+    """
+    columns, engine = known[:2]
+    priors = prior_sd(est, est.n_features_in_ - len(columns.taken)), _theta_prior(est, columns)
+    fingerprint = ""
+    if data is not None:
+        factors = [(f.positions, f.slopes) for f in columns.factors]
+        words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
+        fingerprint = digest(*data, *priors[1], words, factors)
+    fields = *known, *priors, _settings(est), fingerprint, joint, *rows
+    return Plan(*fields)
 
 
 def _checked(est, X, y, groups, sample_weight):

@@ -582,8 +582,10 @@ def _labels_of(estimator, X, groups, factor):
     """Return the labels of rows in a factor where X or groups have them as they are, else None."""
     column = estimator.group_column
     if column is None:
-        tables = groups is not None and np.ndim(groups) == 2
-        return np.asarray(groups)[:, factor] if tables else groups
+        by_row = isinstance(groups, list) and groups and isinstance(groups[0], list)
+        # a tuple in a list is a label
+        is_table = by_row or len(getattr(groups, "shape", ())) == 2
+        return np.asarray(groups, dtype=object)[:, factor] if is_table else groups
     column = column[factor] if isinstance(column, list) else column
     if isinstance(column, tuple):
         return None
@@ -597,7 +599,8 @@ def _steps(model, known, labels, rows, groups, y):
     p = expit(model.decision_function(rows, groups=groups))
     positive = np.asarray(y) == model.classes_[1]
     place = {label: k for k, label in enumerate(np.asarray(known).tolist())}
-    code = np.array([place.get(label, len(place)) for label in np.asarray(labels).tolist()])
+    labels = labels.tolist() if hasattr(labels, "tolist") else labels
+    code = np.array([place.get(label, len(place)) for label in labels])
     gap, slope = (
         np.bincount(code, v, minlength=len(place) + 1)[:-1] for v in (positive - p, p * (1.0 - p))
     )

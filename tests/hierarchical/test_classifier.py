@@ -676,6 +676,19 @@ def test_new_groups_become_a_site_of_their_own():
     assert max(apart(clf, HierarchicalEPLogistic().fit(X, y, groups=g))) < 3e-3
 
 
+def test_a_site_whose_groups_are_gone_leaves_no_gap():
+    X, y, g = grouped()
+    clf = HierarchicalEPLogistic(n_partitions=4, warm_start=True).fit(X, y, groups=g)
+    left = clf.partition_[g] != 1
+    clf.fit(X[left], y[left], groups=g[left])
+    assert len(clf.site_shift_) == 3
+    assert np.unique(clf.partition_).tolist() == [0, 1, 2]
+    parts = clf.diagnose(X=X[left], y=y[left], groups=g[left]).parts
+    assert sum(part.n_rows for part in parts) == left.sum()
+    fresh = HierarchicalEPLogistic().fit(X[left], y[left], groups=g[left])
+    assert max(apart(clf, fresh)) < 3e-3
+
+
 def test_checkpoint_resumes_and_refuses_other_data(tmp_path):
     X, y, g = grouped()
     path, kw = tmp_path / "run.npz", dict(n_partitions=3, damping=0.5, tol=1e-5)

@@ -309,6 +309,24 @@ def test_group_effects_of_factors_without_a_name(group_column, name):
     assert GroupEffectsDisplay.from_estimator(est).ax_.get_ylabel() == name
 
 
+@pytest.mark.parametrize(
+    "label",
+    [lambda g: ("a", g), lambda g: "s" if g == 0 else g, lambda g: [g]],
+    ids=["tuples", "kinds", "rows"],
+)
+def test_raw_effects_are_of_labels_of_any_kind(label):
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(5), 8)
+    X, y = rng.normal(size=(40, 1)), rng.integers(2, size=40)
+    groups = [label(g) for g in group.tolist()]
+    raw = []
+    for own in (group, groups):
+        clf = HierarchicalEPLogistic(hyperparameters="mode").fit(X, y, groups=own)
+        raw.append(GroupEffectsDisplay.from_estimator(clf, X, y, groups=own).raw)
+    assert np.all(np.isfinite(raw[0]))
+    np.testing.assert_allclose(np.sort(raw[1]), np.sort(raw[0]), atol=1e-8)
+
+
 def test_thousands_of_levels_are_drawn_by_the_furthest():
     rng = np.random.default_rng(0)
     G = np.column_stack([rng.integers(3000, size=12000), rng.integers(5, size=12000)])

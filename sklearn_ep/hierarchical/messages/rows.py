@@ -244,8 +244,7 @@ def update(rows, state, root, mean, power):
     root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
     likelihood that is matched.
     """
-    told = rows.predictor(mean), _cavities(rows, state, root), power
-    found, mismatch = updated_sites(rows, state.sites, *told)
+    found, mismatch = _updated(rows, state, root, mean, power)
     return state._replace(sites=found.sites, mismatch=mismatch)
 
 
@@ -264,9 +263,8 @@ def known_precision(held, state):
 
 def row_evidence(held, state, root, mean, power):
     """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
-    rows = held.rows
-    told = rows.predictor(mean), _cavities(rows, state, root), power
-    return float(rows.weight @ updated_sites(rows, state.sites, *told)[0].log_term)
+    found, _ = _updated(held.rows, state, root, mean, power)
+    return float(held.rows.weight @ found.log_term)
 
 
 def row_mismatch(held, state):
@@ -279,10 +277,11 @@ def row_precision(held, state):
     return state.precision
 
 
-def _cavities(rows, state, root):
-    """Return the variances (n,) of rows without their own sites, R'R being that of the columns."""
+def _updated(rows, state, root, mean, power):
+    """Return what `updated_sites` does of rows in a state; parameters as for `update`."""
     turned = rows.X @ root.T
-    return state.cavity + np.einsum("nd,nd->n", turned, turned)
+    cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
+    return updated_sites(rows, state.sites, rows.predictor(mean), cavity_var, power)
 
 
 def updated_sites(rows, sites, mean, cavity_var, power=1.0):

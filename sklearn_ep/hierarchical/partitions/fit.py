@@ -45,20 +45,17 @@ def fit_in_memory(plan, sign, monitor, previous, save):
     """
     unordered = plan.settings.schedule == "asynchronous"
     with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs, unordered) as run:
-        return fit_parts(plan, run, None, monitor, previous, save)
+        return fit_parts(plan, run, monitor, previous, save)
 
 
-def fit_parts(plan, run, reader, monitor, previous, save):
+def fit_parts(plan, run, monitor, previous, save):
     """Return the `BinaryFit` of a `Plan` of at most one factor over the parts that run maps.
 
-    run is a `PartMap`, reader the `RawRows` of raw parts, None for those of `parts_in_memory`;
-    previous is the state of an earlier fit to go on from, or None; `save`, if not None, is called
-    with the state after each iteration.
+    run is a `PartMap`; previous is the state of an earlier fit to go on from, or None; `save`, if
+    not None, is called with the state after each iteration.
     """
     keep = save and (lambda found: save(state_of(plan, *found)))
-    return GroupedFit(plan, PartAnswers(plan, run, reader)).fit(
-        _start_of(plan, previous), monitor, keep
-    )
+    return GroupedFit(plan, PartAnswers(plan, run)).fit(_start_of(plan, previous), monitor, keep)
 
 
 def _start_of(plan, previous):
@@ -77,8 +74,9 @@ def _start_of(plan, previous):
 class PartAnswers:
     """What the parts say, which go on from where they were when they were last asked."""
 
-    def __init__(self, plan, run, reader):
-        self.plan, self.run, self.reader, self.q = plan, run, reader, sum(plan.n_effects)
+    def __init__(self, plan, run):
+        self.plan, self.run, self.q = plan, run, sum(plan.n_effects)
+        self.reader = plan.parts.reader
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
@@ -88,7 +86,7 @@ class PartAnswers:
             tilted, share = _DRAWS[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
             options = dict(q=self.q, settings=draws)
-        self.shared = reader, tilted, options
+        self.shared = self.reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return what `find_mode` does, started at the prior mean."""
