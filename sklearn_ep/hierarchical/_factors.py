@@ -272,7 +272,7 @@ def factor_columns(est, X, groups):
     X or groups is the table with the labels; n_features_in_ of the estimator is known.
     """
     if est.group_column is None and groups is None:
-        if est.random_slopes is not None and len(est.random_slopes):
+        if _given_slopes(est):
             raise ValueError("random_slopes needs groups: give group_column or groups.")
         return FactorColumns((), (), est.fit_intercept, False)
     listed, taken = isinstance(est.group_column, list), ()
@@ -318,15 +318,23 @@ def _positions(name, X, est):
     return found
 
 
+def _given_slopes(est):
+    """Return `random_slopes` as a dict or a list, a single column as a list of one."""
+    given = est.random_slopes
+    if given is None or isinstance(given, dict):
+        return given or []
+    return list(given) if np.ndim(given) else [given]
+
+
 def _slopes(est, X, names, taken):
     """Return for each factor the positions of its varying coefficients in what is left of X."""
-    given = est.random_slopes
-    if given is None or len(given) == 0:
+    given = _given_slopes(est)
+    if not given:
         return [()] * len(names)
     if not isinstance(given, dict):
         if len(names) > 1:
             raise ValueError(
-                f"random_slopes={given!r}: with several factors a dict from a factor, as written "
+                f"random_slopes={est.random_slopes!r}: with several factors a dict from a factor, as written "
                 "in group_column, to a list of columns."
             )
         given = {names[0]: given}
@@ -338,7 +346,7 @@ def _slopes(est, X, names, taken):
 
 def _slope_positions(est, X, own, taken):
     """Return the positions of columns in what is left of X without those that are taken."""
-    own = [own] if isinstance(own, str | int) else own
+    own = own if np.ndim(own) else [own]
     found = [column_position(c, X, est.n_features_in_, "random_slopes") for c in own]
     if len(set(found)) < len(found) or set(found) & set(taken):
         raise ValueError(

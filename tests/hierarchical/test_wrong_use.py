@@ -45,6 +45,7 @@ def warned(rows, way, **settings):
     ("rows", "column", "slopes", "named"),
     [
         (table(DISTRICT), 2, [7], "random_slopes=7 is not a column of X, which has 3"),
+        (table(DISTRICT), 2, 1.5, "random_slopes=1.5 is the name of a column, but X has no"),
         (table(DISTRICT), 2, ["age"], "random_slopes='age' is the name of a column, but X has no"),
         (table(DISTRICT), 2, [2], "names a group column"),
         (table(DISTRICT, OTHER), [2, 3], {2: [9]}, "random_slopes=9 is not a column of X"),
