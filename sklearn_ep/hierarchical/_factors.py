@@ -334,8 +334,8 @@ def _slopes(est, X, names, taken):
     if not isinstance(given, dict):
         if len(names) > 1:
             raise ValueError(
-                f"random_slopes={est.random_slopes!r}: with several factors a dict from a factor, as written "
-                "in group_column, to a list of columns."
+                f"random_slopes={est.random_slopes!r}: with several factors a dict from a factor, "
+                "as written in group_column, to a list of columns."
             )
         given = {names[0]: given}
     unknown = [key for key in given if key not in names]
