@@ -167,10 +167,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Share of an update that is taken, in (0, 1]: the mixing of Anderson acceleration.
     schedule : {"parallel", "sequential"}, default="parallel"
         How sweeps after learning change the sites: all rows at once and accelerated, or one row
-        after another as in [1]_. "ep" and "power" have the same fixed points by both. On three sets
-        of 200 rows "sequential" takes 1.7 to 2.3 times as many sweeps, and 25 to 60 times the CPU,
-        most of it calls of Python. It takes the dense method, else a ValueError says so, and one
-        latent function: "auto" of `multi_class` is then one_vs_rest.
+        after another as in [1]_. "ep" and "power" have the same fixed points by both. A sequential
+        sweep costs O(n^3), as a parallel one, and a call of the rule in Python at every row. It takes
+        the dense method, else a ValueError says so, and one latent function: "auto" of
+        `multi_class` is then one_vs_rest.
     max_iter : int, default=200
         Largest number of optimiser steps, and of sweeps after them.
     tol : float, default=1e-3
