@@ -168,8 +168,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     schedule : {"parallel", "sequential"}, default="parallel"
         How sweeps after learning change the sites: all rows at once and accelerated, or one row
         after another as in [1]_. "ep" and "power" have the same fixed points by both. A sequential
-        sweep costs O(n^3), as a parallel one, and a call of the rule in Python at every row. It takes
-        the dense method, else a ValueError says so, and one latent function: "auto" of
+        sweep costs O(n^3), as a parallel one, and a call of the rule in Python at every row. It
+        takes the dense method, else a ValueError says so, and one latent function: "auto" of
         `multi_class` is then one_vs_rest.
     max_iter : int, default=200
         Largest number of optimiser steps, and of sweeps after them.
