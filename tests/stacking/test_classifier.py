@@ -69,10 +69,19 @@ def test_weights_are_the_posterior_mean_by_quadrature(n_parts, n, better):
     proba, count = 1.0 / (1.0 + np.exp(-logit)), rng.integers(1, 4, n).astype(float)
     mean, sd = exact_weights(proba, count, 1000 if n_parts == 2 else 120)
     found = stacked(proba, sample_weight=count)
-    assert_allclose(found.weights_, mean, atol=0.01)
-    assert_allclose(found.weights_std_, sd, atol=0.015)
-    assert_allclose(found.loo_proba_, mean @ proba, atol=0.01)
+    assert_allclose(found.weights_, mean, atol=0.004)
+    assert_allclose(found.weights_std_, sd, atol=0.004)
+    assert_allclose(found.loo_proba_, mean @ proba, atol=0.004)
     assert_allclose(found.log_score_, np.average(np.log(found.loo_proba_), weights=count))
+
+
+def test_weights_move_no_more_than_the_probabilities():
+    rng = np.random.default_rng(3)
+    proba = 1.0 / (1.0 + np.exp(-rng.normal(1.0, 1.0, (5, 120))))
+    weights = stacked(proba).weights_
+    for size in (1e-6, 1e-3):
+        moved = stacked(proba * (1.0 + size * rng.uniform(-1.0, 1.0, proba.shape))).weights_
+        assert np.abs(moved - weights).max() < 10.0 * size
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
