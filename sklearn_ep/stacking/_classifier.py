@@ -66,7 +66,7 @@ def _posterior_of_weights(log_p, count):
 
 @lru_cache(maxsize=64)
 def _uniforms(n_columns, log_size, seed):
-    """Return 2^log_size points (.., n_columns) that fill the unit cube evenly, none on its faces."""
+    """Return 2^log_size points (.., n_columns) that fill the unit cube evenly, none on a face."""
     return np.clip(qmc.Sobol(n_columns, rng=seed).random_base2(log_size), 1e-12, 1.0 - 1e-12)
 
 
