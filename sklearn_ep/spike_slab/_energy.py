@@ -27,7 +27,7 @@ from scipy.special import expit
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
-from .._engine.schedule import JointMarginals
+from .._engine.schedule import JointMarginals, towards
 
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
@@ -206,21 +206,19 @@ def swept_in_turn(state, damping):
     Joint covariances are those of at most as many columns as there are rows, after which the
     posterior is found anew. O(n d^2), or O(d^3) for no more columns than rows.
     """
-    problem, d = state.problem, len(state.mean)
-    size, sites = max(len(problem.model.X), 1), state.sites.copy()
+    problem, d, sites = state.problem, len(state.mean), state.sites
+    size = max(len(problem.model.X), 1)
+
+    def updated(i, site, mean, var):
+        cavity = np.array([mean / var, 1.0 / var]) - site
+        return positive_sites(problem.factor, cavity[:, None])[:, 0]
+
     for first in range(0, d, size):
         index = np.arange(first, min(first + size, d))
-        if first:
-            state = problem.at(sites.copy(), state)
+        state = problem.at(sites, state) if first else state
         joint = JointMarginals(state.mean[index], state.marginals.block(index))
-        for i, k in enumerate(index):
-            var, own = joint.var(i), sites[:, k]
-            cavity = np.array([joint.mean[i] / var, 1.0 / var]) - own
-            shift, precision = damping * (
-                positive_sites(problem.factor, cavity[:, None])[:, 0] - own
-            )
-            if joint.changed(i, precision, shift):
-                own += shift, precision
+        sites = sites.copy()
+        sites[:, index] = joint.swept(sites[:, index], updated, lambda i, s: s[::-1], damping)
     return sites
 
 
@@ -244,8 +242,8 @@ def regular_ep(
         last = state = problem.at(x, last)
         record = {"objective": state.energy} if energies else {}
         target = state.signed_target if signed else state.target
-        if in_turn:  # the damped step to this target is the sweep
-            target = x + (swept_in_turn(state, damping) - x) / damping
+        if in_turn:
+            target = towards(x, swept_in_turn(state, damping), damping)
         return Evaluation(target, state.residual, record=record, payload=state)
 
     acceleration = Anderson(mixing=damping) if signed else None
