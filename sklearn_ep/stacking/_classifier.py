@@ -10,7 +10,7 @@ Simpson and Gelman 2018 maximise the product instead, which leaves out any part 
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -33,9 +33,22 @@ from .._estimator.summary import Table
 from ._parts import default_parts, fit_part, optimism, proba_intervals
 
 _CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
-# Rows times draws. On tables of ten sets, 60 to 532 rows of five parts, means are within .002 of
-# those by thirty times as many; of random draws, twice as many, they are within .002 to .010.
-_ENTRIES = 1e6
+
+
+class Draws(NamedTuple):
+    """How many draws find the weights: rows times draws, and the least and most of the draws.
+
+    On twelve sets of 60 to 900 rows and five parts means are within .012, on eleven within .006, of
+    those by thirty times as many draws. A quarter of the draws is within .027, and four times as
+    many within .003, at 3.5 times the CPU time (`python doc/benchmarks/stack_weights.py`).
+    """
+
+    entries: float = 1e6
+    least: int = 300
+    most: int = 5000
+
+
+_DRAWS = Draws()
 
 
 def _posterior_of_weights(log_p, count):
@@ -55,8 +68,8 @@ def _posterior_of_weights(log_p, count):
         share /= share.sum(axis=1, keepdims=True)
         mean = (count @ share + _CONCENTRATION) / (total + k * _CONCENTRATION)
     alpha = _CONCENTRATION + np.multiply.outer(total * 0.25 ** np.arange(6), mean)
-    most = int(np.clip(_ENTRIES / max(total, len(p), 1), 300, 5000))
-    for n_draws in (most // 4, most // 4, most):
+    n = int(np.clip(_DRAWS.entries / max(total, len(p), 1), _DRAWS.least, _DRAWS.most))
+    for n_draws in (n // 4, n // 4, n):
         mean, variance = _moments(p, count, alpha, n_draws)
         size = np.median(mean * np.maximum(1.0 - mean, 0.0) / np.maximum(variance, 1e-300))
         wide = np.multiply.outer([0.5, 1.0, 2.0], np.minimum(size, total + 1.0) * mean)
