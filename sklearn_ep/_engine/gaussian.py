@@ -30,8 +30,6 @@ _LEAST_EIGENVALUE = 1e3 * np.finfo(float).eps
 
 # Rows up to which LAPACK inverts a triangular factor at once.
 _LAPACK_ROWS = 64
-# The same for a factor and its inverse together.
-_FACTOR_ROWS = 128
 
 
 @cache
@@ -196,20 +194,27 @@ def inverse_factor(matrix: np.ndarray) -> np.ndarray:
     Half the log determinant is minus the sum of the logs of its diagonal. By halves, too: where
     LAPACK solves with a block of the factor there is a product with its inverse.
     """
-    if len(matrix) <= _FACTOR_ROWS:
-        matrix[:] = checked_cholesky(matrix)
-        invert_triangular(matrix)
-        return matrix
-    single, half = matrix.dtype == np.float32, len(matrix) // 2
+    single, todo = matrix.dtype == np.float32, [(0, len(matrix), "first half")]
     product, gram = (blas.strmm, blas.ssyrk) if single else (blas.dtrmm, blas.dsyrk)
-    own, rest = matrix[half:, :half], matrix[half:, half:]
-    first = inverse_factor(matrix[:half, :half])
-    below = product(1.0, first, own, side=1, lower=1, trans_a=1)
-    rest[:] = gram(-1.0, below, beta=1.0, c=rest, lower=1)
-    second = inverse_factor(rest)
-    below = product(-1.0, first, below, side=1, lower=1, overwrite_b=1)
-    own[:] = product(1.0, second, below, lower=1, overwrite_b=1)
-    matrix[:half, half:] = 0.0
+    while todo:
+        start, stop, step = todo.pop()
+        half = start + (stop - start) // 2
+        first, second = matrix[start:half, start:half], matrix[half:stop, half:stop]
+        below = matrix[half:stop, start:half]
+        if stop - start <= 2 * _LAPACK_ROWS:
+            block = matrix[start:stop, start:stop]
+            block[:] = checked_cholesky(block)
+            invert_triangular(block)
+        elif step == "first half":
+            todo += [(start, stop, "second half"), (start, half, "first half")]
+        elif step == "second half":
+            below[:] = product(1.0, first, below, side=1, lower=1, trans_a=1)
+            second[:] = gram(-1.0, below, beta=1.0, c=second, lower=1)
+            todo += [(start, stop, "between"), (half, stop, "first half")]
+        else:
+            part = product(-1.0, first, below, side=1, lower=1)
+            below[:] = product(1.0, second, part, lower=1, overwrite_b=1)
+            matrix[start:half, half:stop] = 0.0
     return matrix
 
 

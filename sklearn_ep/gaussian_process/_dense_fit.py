@@ -18,7 +18,6 @@ from .._engine.hyper import (
     KEPT,
     TO_THE_MODE,
     Average,
-    LearningEnd,
     Node,
     Nodes,
     Spacing,
@@ -69,49 +68,38 @@ _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
 
 
 class LearnedKernel(NamedTuple):
-    """What learning leaves: `Nodes`, the one at the mode or the heaviest, and how the search ended.
+    """What learning leaves: parameters (p,), of an average the heaviest, and its log evidence."""
 
-    `average` is the `Average` over the kernel, None where the mode is all that was asked for.
-    """
-
-    nodes: Nodes
-    mode: Node
-    end: LearningEnd
-    average: Average | None
-
-    @property
-    def log_evidence(self):
-        """Log evidence of the average, or at the mode."""
-        return float((self.average or self.mode).log_evidence)
+    theta: np.ndarray
+    log_evidence: float
 
 
-def learn_dense(plan, y, trace, k):
-    """Return the `LearnedKernel` of problem k with labels y; its sites are those of the search."""
-    monitor, average = trace.monitor, None
-    first, starts = _first_nodes(plan, y, k)
-    found = _mode_from(first, starts, trace, monitor)
-    nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
-    if plan.averages and end.reason == "asked":
-        average = average_of([mode], np.array([mode.log_evidence]))
-    elif plan.averages:
-        several = len(nodes.space.lengths) > 1
-        # a phase also where lengths alone are compared, without a lattice
-        with monitor.phase("integration over hyperparameters"):
-            average = (average_over_spreads if several else _average)(nodes, mode, monitor)
-    return LearnedKernel(nodes, mode if average is None else average.heaviest, end, average)
-
-
-def fit_dense(plan, y, monitor, k):
+def fit_dense(plan, y, monitor, k, kernel_only=False):
     """Learn the kernel or average over it if asked, converge EP; return the `BinaryFit`.
 
-    y are the labels of problem k.
+    y are the labels of problem k. A learned kernel that is all that is wanted is returned as a
+    `LearnedKernel`, with sites as far as the search goes.
     """
     trace, averages = Trace(monitor), plan.averages
     theta, x, end = plan.starts[k], plan.sites[k], KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
-        nodes, mode, end, average = learn_dense(plan, y, trace, k)
-        most, theta = plan.sweeps["max_iter"], mode.payload.point
+        first, starts = _first_nodes(plan, y, k)
+        found = _mode_from(first, starts, trace, monitor)
+        nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
+        most = plan.sweeps["max_iter"]
+        if averages and end.reason == "asked":
+            average = average_of([mode], np.array([mode.log_evidence]))
+        elif averages:
+            several = len(nodes.space.lengths) > 1
+            # a phase also where lengths alone are compared, without a lattice
+            with monitor.phase("integration over hyperparameters"):
+                average = (average_over_spreads if several else _average)(nodes, mode, monitor)
+        if average is not None:
+            mode = average.heaviest  # the sites of the estimator are its own, refined
+        theta = mode.payload.point
+        if kernel_only:
+            return LearnedKernel(theta, float((average or mode).log_evidence))
         # else the first sites, so that the answer depends on the kernel alone and not on the path
         # that led to it; from where a few steps of many rows ended that is not worth its time
         if averages or nodes.problem.x is not x:

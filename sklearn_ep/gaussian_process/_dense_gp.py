@@ -40,13 +40,13 @@ def _site_roots(precision):
     return np.maximum(np.sqrt(precision), 1e-20)
 
 
-def _inverse_of_sites(block, root):
-    """Return C^-1 for B = I + S K S = C C', a block of K and S = diag(root)."""
+def _prior_of_sites(block, root):
+    """Return B = I + S K S for a block of K and S = diag(root), in the order of LAPACK."""
     root = root.astype(block.dtype, copy=False)
     B = root[:, None] * block
     B *= root
     add_to_diagonal(B, 1.0)
-    return inverse_factor(B.T)  # symmetric, and in the order of LAPACK
+    return B.T  # symmetric
 
 
 def log_diagonal(lower):
@@ -81,7 +81,7 @@ class DenseState:
         tau = precision[self.rows]
         self.root = root = _site_roots(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
-        self.inverse = inverse = _inverse_of_sites(block, root)
+        self.inverse = inverse = inverse_factor(_prior_of_sites(block, root))
         self.log_evidence = log_diagonal(inverse)
         self.var = np.empty(len(K))
         self.var[self.rows] = explained_variances(block, tau, root, inverse)
@@ -269,7 +269,7 @@ class DenseGPPosterior:
 
         Found at first use from what is kept, hence alike before and after a pickle; O(n^3).
         """
-        return _inverse_of_sites(self.kernel(self.X[self.rows]), self.root)
+        return inverse_factor(_prior_of_sites(self.kernel(self.X[self.rows]), self.root))
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""

@@ -338,6 +338,9 @@ class SingleCross(StationaryCross):
     def __init__(self, cross):
         vars(self).update(vars(cross))  # what is known of the points is not made twice
         self.moderate = self.B_norms.max() < _MODERATE_NORM
+        # beyond it a smooth covariance is below a rounding error, squared, and stays there: numbers
+        # at the end of the range take many times as long
+        self.farthest = -4.0 * np.log(np.finfo(np.float32).eps) if self.is_rbf else np.inf
         if self.moderate:  # others may be beyond the range of single precision
             self.rounded = self.B.astype(np.float32)
             self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
@@ -347,13 +350,14 @@ class SingleCross(StationaryCross):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         A = (X - self.centre) / self.scale
         norms = np.einsum("ij,ij->i", A, A)
-        if not (self.moderate and norms.max(initial=0.0) < _MODERATE_NORM):
-            return super().block(X)
-        A = A.astype(np.float32)
-        D = A @ self.factor
-        D += norms.astype(np.float32)[:, None]
-        D += self.rounded_norms
-        K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
+        if self.moderate and norms.max(initial=0.0) < _MODERATE_NORM:
+            A = A.astype(np.float32)
+            D = A @ self.factor
+            D += norms.astype(np.float32)[:, None]
+            D += self.rounded_norms
+        else:
+            D = _squared_distances(A, self.B, self.B_norms)
+        K, slope = self.of_squares(np.clip(D, 0.0, self.farthest, out=D))
         return K, (A, K, slope)
 
     def rounded_block(self, kept):

@@ -47,7 +47,7 @@ from .._base import (
     takes_temper,
 )
 from .._dense import plan_dense
-from .._dense_fit import fit_dense, learn_dense
+from .._dense_fit import fit_dense
 from .._hyperparameters import (
     LEARNING_TOL,
     KernelScales,
@@ -199,12 +199,11 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
         plan = replace(plan_dense(estimator, training, joint), n_jobs=1)
         labels = y if joint else np.where(y == 1, 1.0, -1.0)
-        if not averages_as_dense(estimator, data):
-            learned = learn_dense(plan, labels, Trace(), 0)
-            told({"log_evidence": learned.log_evidence})
-            return SomeRows(with_theta(plan.kernel, learned.mode.payload.point))
-        fit = fit_dense(plan, labels, SILENT, 0)
+        followed = averages_as_dense(estimator, data)
+        fit = fit_dense(plan, labels, SILENT, 0, kernel_only=not followed)
         told({"log_evidence": fit.log_evidence})
+    if not followed:
+        return SomeRows(with_theta(plan.kernel, fit.theta))
     own = fit.attributes
     if "average" not in own:
         return SomeRows(own["kernel"])
