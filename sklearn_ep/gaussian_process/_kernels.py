@@ -338,8 +338,8 @@ class SingleCross(StationaryCross):
     def __init__(self, cross):
         vars(self).update(vars(cross))  # what is known of the points is not made twice
         self.moderate = self.B_norms.max() < _MODERATE_NORM
-        # beyond it a smooth covariance is below a rounding error, squared, and stays there: numbers
-        # at the end of the range take many times as long
+        # beyond it a smooth covariance is below a rounding error, squared, and counts as zero:
+        # numbers at the end of the range take many times as long
         self.farthest = -4.0 * np.log(np.finfo(np.float32).eps) if self.is_rbf else np.inf
         if self.moderate:  # others may be beyond the range of single precision
             self.rounded = self.B.astype(np.float32)
@@ -357,7 +357,9 @@ class SingleCross(StationaryCross):
             D += self.rounded_norms
         else:
             D = _squared_distances(A, self.B, self.B_norms)
+        far = D > self.farthest
         K, slope = self.of_squares(np.clip(D, 0.0, self.farthest, out=D))
+        K[far] = slope[far] = 0.0
         return K, (A, K, slope)
 
     def rounded_block(self, kept):
