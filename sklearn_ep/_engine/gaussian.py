@@ -188,6 +188,36 @@ def invert_triangular(lower: np.ndarray) -> None:
             block[half:, :half] = product(1.0, own, below, lower=1, overwrite_b=1)
 
 
+def inverse_factor(matrix: np.ndarray) -> np.ndarray:
+    """Return the inverse of the lower Cholesky factor of a matrix, in the memory of the matrix.
+
+    Half the log determinant is minus the sum of the logs of its diagonal. By halves, too: where
+    LAPACK solves with a block of the factor there is a product with its inverse.
+    """
+    single, todo = matrix.dtype == np.float32, [(0, len(matrix), "first half")]
+    product, gram = (blas.strmm, blas.ssyrk) if single else (blas.dtrmm, blas.dsyrk)
+    while todo:
+        start, stop, step = todo.pop()
+        half = start + (stop - start) // 2
+        first, second = matrix[start:half, start:half], matrix[half:stop, half:stop]
+        below = matrix[half:stop, start:half]
+        if stop - start <= 2 * _LAPACK_ROWS:
+            block = matrix[start:stop, start:stop]
+            block[:] = checked_cholesky(block)
+            invert_triangular(block)
+        elif step == "first half":
+            todo += [(start, stop, "second half"), (start, half, "first half")]
+        elif step == "second half":
+            below[:] = product(1.0, first, below, side=1, lower=1, trans_a=1)
+            second[:] = gram(-1.0, below, beta=1.0, c=second, lower=1)
+            todo += [(start, stop, "between"), (half, stop, "first half")]
+        else:
+            part = product(-1.0, first, below, side=1, lower=1)
+            below[:] = product(1.0, second, part, lower=1, overwrite_b=1)
+            matrix[start:half, half:stop] = 0.0
+    return matrix
+
+
 def lower_times(lower: np.ndarray, block: np.ndarray, trans: bool = False) -> np.ndarray:
     """Return lower @ block, or lower' @ block, in the memory of `block` whatever its order.
 
@@ -209,11 +239,20 @@ def inverse_from_cholesky(lower: np.ndarray) -> np.ndarray:
 
 def inverse_from_triangular(inverse: np.ndarray) -> np.ndarray:
     """Return the same from the inverse of the lower Cholesky factor (n^3 / 3 flops)."""
-    if not len(inverse):
-        return inverse
-    product = (lapack.slauum if inverse.dtype == np.float32 else lapack.dlauum)(inverse, lower=1)[0]
-    # both factor and result have zeros above the diagonal
-    full = product + product.T
+    return mirrored(triangular_gram(inverse.copy(order="F")))
+
+
+def triangular_gram(lower: np.ndarray) -> np.ndarray:
+    """Return the lower half of lower' lower, zeros above it, in the memory of a triangle."""
+    if not len(lower):
+        return lower
+    square = lapack.slauum if lower.dtype == np.float32 else lapack.dlauum
+    return square(lower, lower=1, overwrite_c=1)[0]
+
+
+def mirrored(lower: np.ndarray) -> np.ndarray:
+    """Return a symmetric matrix from its lower half, zeros above it."""
+    full = lower + lower.T
     np.einsum("ii->i", full)[...] *= 0.5
     return full
 

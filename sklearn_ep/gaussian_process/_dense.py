@@ -354,7 +354,8 @@ def plan_dense(estimator, training, joint):
     kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
     kernel, space = _space(estimator, training, kernel, joint)
     rng = check_random_state(estimator.random_state)
-    check_kernel(kernel, kernel(training.X))
+    if estimator.kernel is not None:  # the default one is positive definite
+        check_kernel(kernel, kernel(training.X))
     model: BinaryModel | JointModel
     if joint:
         K, tempered = len(estimator.classes_), takes_temper(estimator)

@@ -67,10 +67,18 @@ PATH = SpreadLimits()
 _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
 
 
-def fit_dense(plan, y, monitor, k):
+class LearnedKernel(NamedTuple):
+    """What learning leaves: parameters (p,), of an average the heaviest, and its log evidence."""
+
+    theta: np.ndarray
+    log_evidence: float
+
+
+def fit_dense(plan, y, monitor, k, kernel_only=False):
     """Learn the kernel or average over it if asked, converge EP; return the `BinaryFit`.
 
-    y are the labels of problem k.
+    y are the labels of problem k. A learned kernel that is all that is wanted is returned as a
+    `LearnedKernel`, with sites as far as the search goes.
     """
     trace, averages = Trace(monitor), plan.averages
     theta, x, end = plan.starts[k], plan.sites[k], KEPT
@@ -90,6 +98,8 @@ def fit_dense(plan, y, monitor, k):
         if average is not None:
             mode = average.heaviest  # the sites of the estimator are its own, refined
         theta = mode.payload.point
+        if kernel_only:
+            return LearnedKernel(theta, float((average or mode).log_evidence))
         # else the first sites, so that the answer depends on the kernel alone and not on the path
         # that led to it; from where a few steps of many rows ended that is not worth its time
         if averages or nodes.problem.x is not x:

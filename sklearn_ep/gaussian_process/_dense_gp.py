@@ -10,20 +10,23 @@ from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
+from scipy.linalg import blas
 
 from .._engine.gaussian import (
     ImproperPosterior,
     add_to_diagonal,
     checked_cholesky,
     explained_variances,
-    inverse_from_triangular,
+    inverse_factor,
     lower_times,
+    mirrored,
     positive_variance,
     row_blocks,
-    triangular_inverse,
+    triangular_gram,
     triangular_solve,
 )
 from ._kernels import (
+    SingleCross,
     StationaryCross,
     contract,
     cross_covariance,
@@ -37,13 +40,13 @@ def _site_roots(precision):
     return np.maximum(np.sqrt(precision), 1e-20)
 
 
-def _factor_of_sites(block, root):
-    """Return the Cholesky factor of B = I + S K S for a block of K and S = diag(root)."""
+def _prior_of_sites(block, root):
+    """Return B = I + S K S for a block of K and S = diag(root), in the order of LAPACK."""
     root = root.astype(block.dtype, copy=False)
     B = root[:, None] * block
     B *= root
     add_to_diagonal(B, 1.0)
-    return checked_cholesky(B)
+    return B.T  # symmetric
 
 
 def log_diagonal(lower):
@@ -78,9 +81,8 @@ class DenseState:
         tau = precision[self.rows]
         self.root = root = _site_roots(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
-        lower = _factor_of_sites(block, root)
-        self.inverse = inverse = triangular_inverse(lower)
-        self.log_evidence = -log_diagonal(lower)
+        self.inverse = inverse = inverse_factor(_prior_of_sites(block, root))
+        self.log_evidence = log_diagonal(inverse)
         self.var = np.empty(len(K))
         self.var[self.rows] = explained_variances(block, tau, root, inverse)
         self.alpha, pull = shift.copy(), _times(K, shift)
@@ -118,21 +120,31 @@ class DenseState:
         self.added = triangular_solve(lower, d * explaining)
 
     def evidence_curvature(self):
-        """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
-        explained = inverse_from_triangular(self.inverse)
-        explained *= -self.root[:, None]
-        explained *= self.root
+        """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).
+
+        All of R is above the diagonal where no site is negative: dK is symmetric.
+        """
         if len(self.added):
-            R = self.added.T @ self.added
-            R[np.ix_(self.rows, self.rows)] += explained
-        else:
-            R = explained
-        R += np.outer(self.alpha, self.alpha)
-        return R
+            return np.outer(self.alpha, self.alpha) - self.inverse_total()
+        R = self._half_explained()
+        alpha, add = self.alpha.astype(R.dtype), blas.ssyr if R.itemsize == 4 else blas.dsyr
+        R = add(-1.0, alpha, lower=1, a=R, overwrite_a=1)
+        R *= -2.0
+        np.einsum("ii->i", R)[:] *= 0.5
+        return R.T
+
+    def _half_explained(self):
+        """Return the lower half of S B^-1 S."""
+        return triangular_gram(self.inverse * self.root.astype(self.inverse.dtype))
 
     def inverse_total(self):
         """Return the inverse (n, n) of the prior covariance plus the variances of the sites."""
-        return np.outer(self.alpha, self.alpha) - self.evidence_curvature()
+        explained = mirrored(self._half_explained())
+        if not len(self.added):
+            return explained
+        total = -(self.added.T @ self.added)
+        total[np.ix_(self.rows, self.rows)] += explained
+        return total
 
 
 class DenseGP:
@@ -167,11 +179,12 @@ class KernelGP(DenseGP):
         self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
         if self._cross.of_distances and self._cross.is_rbf:
+            self._cross = SingleCross(self._cross) if single else self._cross
             K, self._kept = self._cross.block(X)
             np.fill_diagonal(K, self._cross.diagonal(X))
         else:
             K = kernel(X)
-        super().__init__(K.astype(np.float32) if single else K)
+        super().__init__(K.astype(np.float32, copy=False) if single else K)
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
@@ -256,7 +269,7 @@ class DenseGPPosterior:
 
         Found at first use from what is kept, hence alike before and after a pickle; O(n^3).
         """
-        return triangular_inverse(_factor_of_sites(self.kernel(self.X[self.rows]), self.root))
+        return inverse_factor(_prior_of_sites(self.kernel(self.X[self.rows]), self.root))
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""

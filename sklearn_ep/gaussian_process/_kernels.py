@@ -156,6 +156,8 @@ def contract_diagonal(kernel, X, g):
 
 # Squared norms beyond which the product form would lose the digits of short distances.
 _LARGE_NORM = 1e6
+# The same up to which single precision knows distances, in lengths, to a hundred thousandth.
+_MODERATE_NORM = 100.0
 
 
 def _squared_distances(A, B, B_norms):
@@ -165,8 +167,7 @@ def _squared_distances(A, B, B_norms):
     norms = np.einsum("ij,ij->i", A, A)
     if max(norms.max(initial=0.0), B_norms.max()) > _LARGE_NORM:
         return cdist(A, B, "sqeuclidean")
-    D = A @ B.T
-    D *= -2.0
+    D = A @ (-2.0 * B).T
     D += norms[:, None]
     D += B_norms
     return np.maximum(D, 0.0, out=D)
@@ -222,7 +223,8 @@ class StationaryCross(GeneralCross):
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
         self.n_constant = 0 if fixed else 1
         self.scale, self.groups = lengths_and_groups(self.part, Z.shape[1])
-        self.centre = np.add.reduce(Z, axis=0) / len(Z)
+        # from the first row on, so that a column of one value has zeros
+        self.centre = Z[0] + np.add.reduce(Z - Z[0], axis=0) / len(Z)
         self.B = (Z - self.centre) / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
         self.is_wide = self.B_norms.max() > _LARGE_NORM
@@ -296,11 +298,12 @@ class StationaryCross(GeneralCross):
 
     def _group_squares(self, A):
         """Yield the columns of each group and the squared distances (n, m) there, in one array."""
-        D, total = np.empty((2, len(A), len(self.B)))
+        B = self.B.astype(A.dtype, copy=False)
+        D, total = np.empty((2, len(A), len(B)), A.dtype)
         for g in range(self.groups.max(initial=-1) + 1):
             columns = np.flatnonzero(self.groups == g)
             for i, k in enumerate(columns):
-                np.subtract.outer(A[:, k], self.B[:, k], out=D)
+                np.subtract.outer(A[:, k], B[:, k], out=D)
                 np.multiply(D, D, out=D if i else total)
                 if i:
                     total += D
@@ -312,7 +315,7 @@ class StationaryCross(GeneralCross):
 
     def _slope_together(self, kept):
         """Return the derivative (n, m) of the block in the logs of all lengths together."""
-        return kept[2] * cdist(kept[0], self.B, "sqeuclidean")
+        return kept[2] * _squared_distances(kept[0], self.B, self.B_norms)
 
     def _moments(self, P, A):
         """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
@@ -323,6 +326,49 @@ class StationaryCross(GeneralCross):
         towards = P.T @ A
         pulls = towards - cols[:, None] * B
         return rows @ A**2 - np.einsum("ij,ij->j", B, towards + pulls), pulls
+
+
+class SingleCross(StationaryCross):
+    """The covariances of a `StationaryCross` with blocks of rows in single precision.
+
+    Blocks whose distances that does not carry stay as they are. Rows are centred before they are
+    rounded: columns may lie far from zero.
+    """
+
+    def __init__(self, cross):
+        vars(self).update(vars(cross))  # what is known of the points is not made twice
+        self.moderate = self.B_norms.max() < _MODERATE_NORM
+        # beyond it a smooth covariance is below a rounding error, squared, and counts as zero:
+        # numbers at the end of the range take many times as long
+        self.farthest = -4.0 * np.log(np.finfo(np.float32).eps) if self.is_rbf else np.inf
+        if self.moderate:  # others may be beyond the range of single precision
+            self.rounded = self.B.astype(np.float32)
+            self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
+            self.rounded_norms = self.B_norms.astype(np.float32)
+
+    def block(self, X):
+        """Return the covariances (n, m) with Z and what `contract` wants back."""
+        A = (X - self.centre) / self.scale
+        norms = np.einsum("ij,ij->i", A, A)
+        if self.moderate and norms.max(initial=0.0) < _MODERATE_NORM:
+            A = A.astype(np.float32)
+            D = A @ self.factor
+            D += norms.astype(np.float32)[:, None]
+            D += self.rounded_norms
+        else:
+            D = _squared_distances(A, self.B, self.B_norms)
+        far = D > self.farthest
+        K, slope = self.of_squares(np.clip(D, 0.0, self.farthest, out=D))
+        K[far] = slope[far] = 0.0
+        return K, (A, K, slope)
+
+    def rounded_block(self, kept):
+        """Return what `block` kept of the points, in single precision where that carries it."""
+        if not self.moderate:
+            return kept
+        _, K, slope = kept
+        own = K.astype(np.float32)
+        return self.rounded, own, own if slope is K else slope.astype(np.float32)
 
 
 def _moments_of_differences(P, A, B):

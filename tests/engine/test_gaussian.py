@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn_ep._engine.gaussian import (
     ImproperPosterior,
     Natural,
-    checked_cholesky,
+    inverse_factor,
     jittered_cholesky,
     log_partition,
     moments,
@@ -70,7 +70,22 @@ def test_improper_factors_are_refused():
     with pytest.raises(ImproperPosterior):
         moments(Natural(np.diag([1.0, -1e-3]), np.zeros(2)))
     with pytest.raises(ImproperPosterior):
-        checked_cholesky(np.zeros((2, 2)))
+        inverse_factor(np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 128, 129, 300])
+def test_the_inverse_of_a_factor_in_place(n, kind):
+    A = np.random.default_rng(0).normal(size=(n, n))
+    matrix = (np.eye(n) + A @ A.T / n).astype(kind)
+    want = np.linalg.inv(np.linalg.cholesky(matrix.astype(float)))
+    given = matrix.copy().T
+    found = inverse_factor(given)
+    assert found is given
+    np.testing.assert_allclose(found, want, atol=20 * np.finfo(kind).eps)
+    matrix[-1, -1] = -1.0
+    with pytest.raises(ImproperPosterior):
+        inverse_factor(matrix.T)
 
 
 def test_jitter_is_reported_and_bounded():

@@ -189,7 +189,8 @@ def checked_optimizer(estimator, factor):
 def kernels_of_some_rows(estimator, run, data, monitor, joint):
     """Return the `SomeRows` of the dense fit to some of the rows, or to all where they are few.
 
-    Of some it is the kernel that weighs most in the average; None where a class has none of these.
+    Of some it is the kernel that weighs most in the average, whose sites nobody asks for; None
+    where a class has none of these.
     """
     X, y, weight, place = distinct_rows(run, data, LIMITS.first_rows, 0)
     if len(np.unique(y)) < len(data.labels):
@@ -197,14 +198,17 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
     with monitor.phase("some rows first") as told:
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
         plan = replace(plan_dense(estimator, training, joint), n_jobs=1)
-        fit = fit_dense(plan, y if joint else np.where(y == 1, 1.0, -1.0), SILENT, 0)
+        labels = y if joint else np.where(y == 1, 1.0, -1.0)
+        followed = averages_as_dense(estimator, data)
+        fit = fit_dense(plan, labels, SILENT, 0, kernel_only=not followed)
         told({"log_evidence": fit.log_evidence})
+    if not followed:
+        return SomeRows(with_theta(plan.kernel, fit.theta))
     own = fit.attributes
     if "average" not in own:
         return SomeRows(own["kernel"])
     heaviest = with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
-    followed = (fit, place, weight) if averages_as_dense(estimator, data) else ()
-    return SomeRows(heaviest, *followed)
+    return SomeRows(heaviest, fit, place, weight)
 
 
 def averages_as_dense(estimator, data):

@@ -13,7 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from ..._engine.gaussian import (
-    checked_cholesky,
+    add_to_diagonal,
+    inverse_factor,
+    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     positive_variance,
@@ -23,7 +25,7 @@ from ..._engine.gaussian import (
 from ..._engine.hyper import mixture_covariance
 from ..._estimator.averaged import AveragedPosterior
 from .._dense_gp import finite_or_named
-from .._kernels import StationaryCross, cross_covariance
+from .._kernels import SingleCross, cross_covariance
 
 
 def block_rows(m, kind=np.float64, n_bytes=800_000):
@@ -34,10 +36,6 @@ def block_rows(m, kind=np.float64, n_bytes=800_000):
     return int(np.clip(n_bytes // (m * np.dtype(kind).itemsize), 128, 4096))
 
 
-# Squared norms, in lengths, up to which single precision knows distances to a hundred thousandth.
-_LARGEST_NORM = 100.0
-
-
 def rows_times(W, v):
     """Return diag(v) W in the float type of W."""
     return v.astype(W.dtype, copy=False)[:, None] * W
@@ -46,43 +44,6 @@ def rows_times(W, v):
 def times_rows(v, W):
     """Return v W (m,) in the float type of W."""
     return v.astype(W.dtype, copy=False) @ W
-
-
-class SingleCross(StationaryCross):
-    """The covariances of a `StationaryCross` with blocks of rows in single precision.
-
-    Blocks whose distances that does not carry stay as they are. Rows are centred before they are
-    rounded: columns may lie far from zero.
-    """
-
-    def __init__(self, cross):
-        vars(self).update(vars(cross))  # what is known of the points is not made twice
-        self.moderate = self.B_norms.max() < _LARGEST_NORM
-        if self.moderate:  # others may be beyond the range of single precision
-            self.rounded = self.B.astype(np.float32)
-            self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
-            self.rounded_norms = self.B_norms.astype(np.float32)
-
-    def block(self, X):
-        """Return the covariances (n, m) with Z and what `contract` wants back."""
-        A = (X - self.centre) / self.scale
-        norms = np.einsum("ij,ij->i", A, A)
-        if not (self.moderate and norms.max(initial=0.0) < _LARGEST_NORM):
-            return super().block(X)
-        A = A.astype(np.float32)
-        D = A @ self.factor
-        D += norms.astype(np.float32)[:, None]
-        D += self.rounded_norms
-        K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
-        return K, (A, K, slope)
-
-    def rounded_block(self, kept):
-        """Return what `block` kept of the points, in single precision where that carries it."""
-        if not self.moderate:
-            return kept
-        _, K, slope = kept
-        own = K.astype(np.float32)
-        return self.rounded, own, own if slope is K else slope.astype(np.float32)
 
 
 class InducingPrior:
@@ -146,17 +107,16 @@ class InducingPosterior:
 
     def __init__(self, gram, shift):
         self.gram, self.shift = gram, shift
-        A = gram.copy()
-        A[np.diag_indices_from(A)] += 1.0
-        lower = checked_cholesky(A)
-        self.inverse = np.asfortranarray(triangular_inverse(lower))
+        A = gram.copy().T  # symmetric, and in the order of LAPACK
+        add_to_diagonal(A, 1.0)
+        self.inverse = inverse_factor(A)
         self.mean = self.inverse.T @ (self.inverse @ shift)
-        self.log_evidence = 0.5 * shift @ self.mean - np.sum(np.log(np.diagonal(lower)))
+        self.log_evidence = 0.5 * shift @ self.mean + np.sum(np.log(np.diagonal(self.inverse)))
 
     @cached_property
     def cov(self):
         """Covariance A^-1 (m, m)."""
-        return self.inverse.T @ self.inverse
+        return inverse_from_triangular(self.inverse)
 
     @cached_property
     def _single(self):
