@@ -348,10 +348,12 @@ def _local_pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     v = 0.5 * np.sqrt(x)
     tanh, v2 = np.tanh(v), v * v
     over = tanh / v
-    series = 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0
     with np.errstate(over="ignore"):
-        closed = (over - 1.0 + tanh * tanh) / v2
-    return 0.25 * over, np.where(v < 1e-2, series, closed) / 64.0
+        fall = (over - 1.0 + tanh * tanh) / v2
+    small = np.flatnonzero(v < 1e-2)
+    v2 = v2[small]
+    fall[small] = 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0
+    return 0.25 * over, fall / 64.0
 
 
 def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.ndarray:
@@ -373,17 +375,20 @@ def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.nd
     Solves x = T(x), T(x) the second moment of the predictor once the site of contact point x is
     included. Where Newton leaves (0, inf) the plain step x <- T(x) takes its place.
     """
-    total = mean + var * shift
-    x = np.maximum(var + total**2, 1e-300)
+    square = (mean + var * shift) ** 2
+    found, moving = np.maximum(var + square, 1e-300), np.arange(len(var))
+    x = found
     for _ in range(60):  # eight are enough for twelve digits nearly everywhere
-        precision, second = _local_pair(x)
+        precision, fall = _local_pair(x)
         kappa = 1.0 + var * precision
-        moment = var / kappa + (total / kappa) ** 2
-        slope = 2.0 * var * second * (var / kappa**2 + 2.0 * total**2 / kappa**3)
+        own, of_mean = var / kappa, square / kappa**2
+        moment = own + of_mean
+        slope = 2.0 * fall * own * (own + 2.0 * of_mean)
         step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
         new = np.maximum(np.where(x + step > 0.0, x + step, moment), 1e-300)
-        done = np.all(np.abs(new - x) <= 1e-6 * x)  # leaves its square: after 6e-7 it was 5e-14
-        x = new
-        if done:
+        left = np.abs(new - x) > 1e-6 * x  # leaves its square: after 6e-7 it was 5e-14
+        found[moving] = new
+        moving, x, var, square = (a[left] for a in (moving, new, var, square))
+        if not len(moving):
             break
-    return local_precision(x)
+    return local_precision(found)

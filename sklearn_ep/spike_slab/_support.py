@@ -113,11 +113,10 @@ class FeatureSupport(SavedEstimator):
         return None, self._remarks
 
     def _figures(self):
-        known = vars(self)
-        figures = {"log evidence": known["log_evidence_"]}
-        if "noise_variance_" in known:
-            figures["noise sd"] = float(np.sqrt(known["noise_variance_"]))
-        return figures | {
+        noise = getattr(self, "noise_variance_", None)  # a classifier has none
+        return {
+            "log evidence": self.log_evidence_,
+            **({} if noise is None else {"noise sd": float(np.sqrt(noise))}),
             "slab sd": float(np.sqrt(self.slab_variance_)),
             "prior inclusion": self.prior_inclusion_,
             "expected model size": self.expected_model_size_,

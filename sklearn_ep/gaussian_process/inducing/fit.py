@@ -324,7 +324,7 @@ def _start_from(plan, last, move_points):
     """Let a plan start from the last `GPFit` where that had the same shape."""
     if last is None or last.sites is None or plan.labels.copies is not None:
         return
-    of_rows = isinstance(getattr(last.runs[0], "state", None), PassState)
+    of_rows = getattr(last.runs[0], "state", None) is not None
     if not of_rows or last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
@@ -340,11 +340,11 @@ def _start_from(plan, last, move_points):
 class PassRun:
     """Outcome of passes that all problems share, before it becomes attributes.
 
-    `attributes` are what an average adds; state and model are those of its heaviest node. After a
-    stream `state` is its `StreamPosterior`.
+    `attributes` are what an average adds; state and model are those of its heaviest node. A stream
+    has its `StreamPosterior` and no state of all rows.
     """
 
-    state: Any
+    state: PassState | None
     model: Any
     history: dict[str, np.ndarray]
     reason: Reason
@@ -352,6 +352,7 @@ class PassRun:
     log_evidence: float
     remark: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
+    stream: Any = None
 
 
 def posteriors_of(payload):

@@ -170,8 +170,7 @@ def _stream_before(estimator, before):
     """Return the stream that new rows continue, None where there is none yet."""
     if not isinstance(before, PassRun):
         return None
-    of_stream = isinstance(before.state, StreamPosterior)
-    return before.state if of_stream else stream_of_fit(estimator._plan, before)
+    return before.stream or stream_of_fit(estimator._plan, before)
 
 
 def _rows_so_far(estimator, before, rows, forgetting):
@@ -179,7 +178,7 @@ def _rows_so_far(estimator, before, rows, forgetting):
     if before is None:
         return rows
     if isinstance(before, PassRun):
-        older = getattr(before.state, "first", None)
+        older = before.stream and before.stream.first
     else:
         older = Part(estimator._plan.X, estimator._plan.y, estimator._plan.weight)
     if older is None:
@@ -245,7 +244,8 @@ def absorb(stream, rows, plan):
     log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
     history = {k: np.concatenate([h[k] for h in histories]) for k in histories[0]}
     n_sweeps, reason = len(history["residual"]), worst_reason(reasons)
-    run = PassRun(stream, model, history, reason, n_sweeps, float(log_evidence))
+    told = history, reason, n_sweeps, float(log_evidence)
+    run = PassRun(None, model, *told, stream=stream)
     return run, sites, np.exp(loo)
 
 

@@ -104,8 +104,7 @@ class LabelErrorStep(Factor):
 
     def tilted(self, y, mean, var):
         """Return log Z and derivatives in closed form."""
-        root = np.sqrt(var)
-        m = step_moments(y * mean / root, *self.log_weights)
+        root, m = np.sqrt(var), self.moments(y, mean, var)
         return Tilted(m.log_z, y * m.slope / root, m.beta / var)
 
     def contraction(self, y, mean, var, extra_var, curvature):
