@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.special import erfcx, log_expit, log_ndtr
 
+from .gaussian import row_blocks
 from .quadrature import logistic_moments, tilted_by_panels
 
 _SQRT2 = np.sqrt(2.0)
@@ -14,6 +15,8 @@ _STEP = 0.7  # sd between nodes: the trapezoidal rule of a Gaussian is then exac
 _POLES = 1.0  # longest step: poles are pi from the axis, so the error is exp(-2 pi^2) there
 _SETTLED = 1e-6  # sd by which the centre of the nodes may miss the mode
 _MOST_STEPS = 60
+# Numbers of rows times nodes at once: 50 rows take .4, 2000 rows .75 of the time of node by node.
+_CACHED = 5_000
 # Sd from which a row goes by panels, whose number does not grow: log Z is then right to 2e-7, with
 # sds of 17 to 1e6 and powers of .1 to .9. The other rule has 240 nodes there.
 _WIDE = 16.0
@@ -178,9 +181,10 @@ class LogitToPower(Factor):
         size = 2 ** np.ceil(np.log2(_REACH / steps)).astype(int)  # few kinds of rules
         size[wide] = 0
         for half in np.unique(size[~wide]):
-            rows = size == half
-            args = centre[rows], mean[rows], sd[rows]
-            out[:, rows] = _sums(self.exponent, *args, np.arange(-half, half + 1) * _REACH / half)
+            nodes, same = np.arange(-half, half + 1) * _REACH / half, np.flatnonzero(size == half)
+            for block in row_blocks(len(same), len(nodes), _CACHED):
+                rows = same[block]
+                out[:, rows] = _sums(self.exponent, centre[rows], mean[rows], sd[rows], nodes)
         log_z, gradient, curvature = out.reshape(3, *var.shape)
         return Tilted(log_z, y * gradient, curvature)
 
@@ -206,18 +210,13 @@ def _sums(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z, gradient and curvature of rows by even nodes, in sds of the Gaussian."""
     offset = (centre - mean) / sd
-    total, first, second, inner = (np.zeros(mean.shape) for _ in range(4))
     top = -u * np.logaddexp(0.0, -centre) - 0.5 * offset**2
-    for x in nodes:
-        f = centre + sd * x
-        log_sigma = -np.logaddexp(0.0, -f)
-        weight = np.exp(u * log_sigma - 0.5 * (offset + x) ** 2 - top)
-        rest = -np.expm1(log_sigma)  # 1 - sigma
-        total += weight
-        first += weight * rest
-        second += weight * rest**2
-        inner += weight * rest * np.exp(log_sigma)
-    first, second, inner = first / total, second / total, inner / total
+    log_sigma = -np.logaddexp(0.0, -(centre + np.multiply.outer(nodes, sd)))
+    weight = np.exp(u * log_sigma - 0.5 * np.add.outer(nodes, offset) ** 2 - top)
+    rest = -np.expm1(log_sigma)  # 1 - sigma
+    of_rest = weight * rest
+    total, sums = weight.sum(axis=0), (of_rest, of_rest * rest, of_rest * np.exp(log_sigma))
+    first, second, inner = (values.sum(axis=0) / total for values in sums)
     log_z = top + np.log(total * (nodes[1] - nodes[0])) - 0.5 * np.log(2.0 * np.pi)
     return log_z, u * first, u * inner - u**2 * (second - first**2)
 

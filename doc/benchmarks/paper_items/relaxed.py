@@ -202,13 +202,14 @@ def sequential(X, sign, flip, rule, most, block=40):
 
     X (draws, n, 2) and sign (draws, n); all draws advance together. An update that would leave no
     proper cavity or posterior is passed over, and a sweep with one has infinite changes. The
-    covariance is brought up to date after a block, and found anew after a sweep.
+    covariance is brought up to date after a block, and found anew after some sweeps.
     """
     K = np.stack([RBF(1.0)(x) for x in X]) + BARE * np.eye(X.shape[1])
     tau, nu, mu = (np.zeros(sign.shape) for _ in range(3))
     factor, changes, alpha = LabelErrorStep(flip), [], np.zeros(sign.shape)
-    for _ in range(most):
-        S = np.linalg.solve(np.eye(X.shape[1]) + K * tau[:, None, :], K)
+    for sweep in range(most):
+        if sweep % 4 == 0:
+            S = np.linalg.solve(np.eye(X.shape[1]) + K * tau[:, None, :], K)
         mu, passed = (S @ nu[:, :, None])[:, :, 0], np.zeros(len(X), bool)
         for first in range(0, X.shape[1], block):
             own = slice(first, first + block)

@@ -143,41 +143,32 @@ _Z = np.linspace(-40.0, 10.0, 4001)
 
 
 def _divergence(z, rate):
-    """Return the `StepMoments` at z, the divergence to their normal distribution, and its slope.
+    """Return the `StepMoments` at z, and the divergence to their normal distribution.
 
     Of Kullback and Leibler, from the tilted distribution to its moment match.
     """
-    m = step_moments(z, *LabelErrorStep(rate).log_weights)
-    bent = m.slope * m.spread - m.beta * (m.slope + z)
-    slope = -0.5 * (m.slope + m.beta * z + bent / m.spread)
+    log_right, log_wrong = LabelErrorStep(rate).log_weights
+    m = step_moments(z, log_right, log_wrong)
     if rate == 0:
         # - log Phi(z) and slope z / 2 both grow like z^2 / 2 on the wrong side; without it:
         below = np.minimum(z, 0.0)
         far = 0.5 * below * (m.slope + below) - np.log(0.5 * erfcx(-below / np.sqrt(2.0)))
         near = np.where(z < 0, far, 0.5 * m.slope * z - m.log_z)
-        return m, 0.5 * np.log(m.spread) + near, slope
-    log_right, log_wrong = LabelErrorStep(rate).log_weights
+        return m, 0.5 * np.log(m.spread) + near
     entropy = log_right + m.wrong * (log_wrong - log_right) - m.log_z
+    return m, entropy + 0.5 * (np.log(m.spread) + m.slope * z)
+
+
+def _divergence_slope(m, z, rate):
+    """Return the derivative of the divergence in z, from the `StepMoments` there."""
+    bent = m.slope * m.spread - m.beta * (m.slope + z)
+    slope = -0.5 * (m.slope + m.beta * z + bent / m.spread)
+    if rate == 0:
+        return slope
+    log_right, log_wrong = LabelErrorStep(rate).log_weights
     height = m.slope / (1.0 - 2.0 * rate)
     turned = height * ((1.0 - rate) * m.wrong + rate * (1.0 - m.wrong))
-    value = entropy + 0.5 * (np.log(m.spread) + m.slope * z)
-    return m, value, slope + (log_right - log_wrong) * turned
-
-
-def _cost_and_slope(gamma, z0, mubar, c, rate, cost):
-    """Return `relaxed_cost` and its derivative in gamma."""
-    widened = 1.0 + gamma
-    root = np.sqrt(widened)
-    z = (z0 + gamma * mubar) / root
-    m, value, slope = _divergence(z, rate)
-    moved = (mubar - 0.5 * z / root) / root
-    slope = slope * moved
-    if cost == "mass":
-        away = (mubar - z0) ** 2
-        mass = np.exp(m.log_z - 0.5 * away * (gamma / widened)) / root
-        log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
-        value, slope = mass * value, mass * (slope + value * log_slope)
-    return value + c * gamma, slope + c
+    return slope + (log_right - log_wrong) * turned
 
 
 def relaxed_cost(gamma, z0, mubar, c, rate, cost="mass"):
@@ -188,7 +179,30 @@ def relaxed_cost(gamma, z0, mubar, c, rate, cost="mass"):
     `c` is the penalty of a unit of gamma, `rate` that of wrong labels; `cost` says whether the
     divergence is of the unnormalised pair ("mass") or of the normalised one ("normalised").
     """
-    return _cost_and_slope(gamma, z0, mubar, c, rate, cost)[0]
+    m, value = _divergence((z0 + gamma * mubar) / np.sqrt(1.0 + gamma), rate)
+    if cost == "mass":
+        value = _relaxed_mass(m, gamma, (mubar - z0) ** 2) * value
+    return value + c * gamma
+
+
+def _relaxed_mass(m, gamma, away):
+    """Return the mass of the tilted distribution, `away` the squared distance of the centre."""
+    widened = 1.0 + gamma
+    return np.exp(m.log_z - 0.5 * away * (gamma / widened)) / np.sqrt(widened)
+
+
+def _cost_slope(gamma, z0, mubar, c, rate, cost):
+    """Return the derivative of `relaxed_cost` in gamma."""
+    widened, away = 1.0 + gamma, (mubar - z0) ** 2
+    root = np.sqrt(widened)
+    z = (z0 + gamma * mubar) / root
+    m, value = _divergence(z, rate)
+    moved = (mubar - 0.5 * z / root) / root
+    slope = _divergence_slope(m, z, rate) * moved
+    if cost == "mass":
+        log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
+        slope = _relaxed_mass(m, gamma, away) * (slope + value * log_slope)
+    return slope + c
 
 
 def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
@@ -219,7 +233,7 @@ def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
     # a minimum is flat, and its place only known to half of the digits from the cost: by secants
     last, now = (1.0 + 1e-4) * middle, middle
     for _ in range(3):
-        before, slope = _cost_and_slope(np.array([last, now]), *args)[1]
+        before, slope = _cost_slope(np.array([last, now]), *args)
         with np.errstate(invalid="ignore", divide="ignore"):
             step = slope * (last - now) / (slope - before)
         last, now = now, now + np.where(np.abs(step) <= 0.03 * now, step, 0.0)
@@ -241,7 +255,8 @@ def _steepest_fall(z0, mubar, rate, cost):
 @lru_cache
 def _divergence_bounds(rate, cost):
     """Return the largest divergence and the largest slope of it in z, of a mass of one or as is."""
-    m, value, slope = _divergence(_Z, rate)
+    m, value = _divergence(_Z, rate)
+    slope = _divergence_slope(m, _Z, rate)
     if cost == "mass":
         mass = np.exp(m.log_z)
         value, slope = mass * value, mass * (slope + m.slope * value)
