@@ -112,6 +112,10 @@ def test_contact_point_at_extremes():
     var = np.array([0.0, 1e-14, 1.0, 1e4, 1e8, 0.5, 1e-300])
     precision, _ = logistic("local", n=7).joined(mean, var)
     assert np.all(np.isfinite(precision)) and np.all((precision > 0) & (precision <= 0.25))
+    # rows are their own problems, whatever steps others need
+    for k in range(7):
+        alone, _ = logistic("local", n=1).joined(mean[[k]], var[[k]])
+        np.testing.assert_allclose(alone, precision[k], rtol=1e-12)
 
 
 def test_newton_reaches_rounding_and_takes_hostile_starts():

@@ -55,6 +55,27 @@ def test_closed_form_equals_the_default_by_quadrature(factor):
     np.testing.assert_allclose(closed.curvature, default.curvature, atol=1e-8, rtol=1e-5)
 
 
+@pytest.mark.parametrize("exponent", [0.02, 0.3, 0.9])
+def test_powers_of_the_logistic_function_by_many_nodes(exponent):
+    factor, (y, m, v) = Logit().powered(exponent), random_cavities(600)
+    x = np.linspace(-14.0, 14.0, 4001)[:, None]
+    f = y * (m + np.sqrt(v) * x)
+    log_weight = exponent * log_expit(f) - 0.5 * x**2 + np.log(x[1] - x[0])
+    weight = np.exp(log_weight - log_weight.max(axis=0))
+    total, rest = weight.sum(axis=0), exponent * expit(-f)
+    log_z = log_weight.max(axis=0) + np.log(total) - 0.5 * np.log(2.0 * np.pi)
+    mean = (weight * rest).sum(axis=0) / total
+    curvature = (weight * (rest * expit(f) - (rest - mean) ** 2)).sum(axis=0) / total
+    told = factor.tilted(y, m, v)
+    np.testing.assert_allclose(told.log_z, log_z, atol=2e-7)
+    np.testing.assert_allclose(told.gradient, y * mean, rtol=1e-6, atol=1e-12)
+    # nodes are one unit apart where the sd is almost 16
+    np.testing.assert_allclose(told.curvature, curvature, rtol=2e-5, atol=1e-12)
+    # rows are their own problems, whatever block they are in
+    for one, all_rows in zip(factor.tilted(y[::50], m[::50], v[::50]), told, strict=True):
+        np.testing.assert_allclose(one, all_rows[::50], rtol=1e-10)
+
+
 @every_factor
 @pytest.mark.parametrize("var", [1e-4, 1.0, 1e4])
 def test_derivatives_against_differences(factor, var):
