@@ -71,8 +71,8 @@ class SpikeSlabRegressor(
         for the steps of "convergent" and "double_loop".
     schedule : {"parallel", "sequential"}, default="parallel"
         Order of the updates in sweeps of EP, which "auto" begins with and "ep" consists of: all
-        coefficients at once, or one after another as in [1]_. On 40 of its sets "ep" converges 26
-        times by sequential sweeps and 25 times by parallel ones, at .28 of the CPU time
+        coefficients at once, or one after another as in [1]_. On 40 of its sets "ep" converges 25
+        times by either, by parallel sweeps in a quarter of the CPU time
         (``python doc/benchmarks/papers.py --paper spike_slab --item "Section 4"``). A sequential
         sweep costs O(n d^2), for d <= n O(d^3), and Python at every coefficient. Not with `groups`.
     max_iter : int, default=200

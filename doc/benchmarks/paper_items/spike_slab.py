@@ -335,9 +335,9 @@ those that do not, by a nat and more, and no larger median; its mean error is la
 by one standard error of the paired difference, which a few sets make. Ten starts, of which the
 fixed point of largest evidence is kept (``n_init=10``), or averaged (``predict(X, mixture=True)``),
 have the smallest errors and the largest evidence, at nine times the price. The default keeps to one
-start. EP site by site (``schedule="sequential"``) errs as little, though it rests on 26 of the 40
-sets; it takes twice as long as ten starts. LassoCV, which knows no hyperparameters, is there for
-the scale.
+start. EP site by site (``schedule="sequential"``) errs as little, though it rests on 25 of the 40
+sets; it takes more than twice as long as ten starts. LassoCV, which knows no hyperparameters, is
+there for the scale.
 """,
     ),
 ]
