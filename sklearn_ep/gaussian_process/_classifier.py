@@ -361,7 +361,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     With ``learn_inducing=True`` this holds up to 800 rows. Points then move towards the dense
     posterior of the heaviest node, until a step gains less than .0003 of the bound on its evidence
     or `max_iter` steps are taken. On the same sets the log loss is .0017 and .0002 above the dense
-    one. With sonar's 187 rows it is .315, .306 and .302 at 15, 25 and 50 % (dense .301). Along the
+    one. With sonar's 187 rows it is .316, .307 and .302 at 15, 25 and 50 % (dense .301). Along the
     gradient of EP's evidence points ended at .337, .330 and .320.
 
     Through inducing points many lengths overfit the evidence of few rows. Up to 1000 rows, and
