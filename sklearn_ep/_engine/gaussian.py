@@ -77,7 +77,7 @@ def over(a: Natural, b: Natural) -> Natural:
 
 
 def add_to_diagonal(matrix: np.ndarray, value: Any) -> None:
-    """Add a number to the diagonal of a square matrix, in place."""
+    """Add a number, or one for each entry, to the diagonal of a square matrix, in place."""
     np.einsum("ii->i", matrix)[...] += value
 
 

@@ -18,7 +18,7 @@ _MOST_STEPS = 60
 # Rows times nodes at once, which changes the time alone. Of generated marginals, to powers .02, .5
 # and .9, 50 take .4 of the time of node by node and 2000 take .7; with 20,000 these take .8, and
 # with 80,000 .85.
-_CACHED = 5_000
+_NODES_AT_ONCE = 5_000
 # Sd from which a row goes by panels, whose number does not grow: log Z is then right to 2e-7, with
 # sds of 17 to 1e6 and powers of .1 to .9. The other rule has 240 nodes there.
 _WIDE = 16.0
@@ -184,7 +184,7 @@ class LogitToPower(Factor):
         size[wide] = 0
         for half in np.unique(size[~wide]):
             nodes, same = np.arange(-half, half + 1) * _REACH / half, np.flatnonzero(size == half)
-            for block in row_blocks(len(same), len(nodes), _CACHED):
+            for block in row_blocks(len(same), len(nodes), _NODES_AT_ONCE):
                 rows = same[block]
                 out[:, rows] = _sums(self.exponent, centre[rows], mean[rows], sd[rows], nodes)
         log_z, gradient, curvature = out.reshape(3, *var.shape)

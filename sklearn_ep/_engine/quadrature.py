@@ -242,12 +242,6 @@ def logistic_mixture(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.nd
     return sigma, softplus, slope
 
 
-def logistic_mean(mean: np.ndarray, var: np.ndarray) -> np.ndarray:
-    """Return the first of `logistic_mixture` alone, at a third of its cost."""
-    terms = zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True)
-    return sum(w * ndtr(mean / np.sqrt(var + steepness**-2)) for w, steepness in terms)
-
-
 # Log odds of the normal distribution function over its argument, a polynomial in the square of that
 # up to 5.5: largest error of the function 3e-7. Beyond, log odds go on in a straight line.
 _ODDS = np.array(
@@ -276,6 +270,20 @@ def quick_ndtr(z: np.ndarray) -> np.ndarray:
     np.exp(out, out=out)
     out += np.float32(1.0)
     return np.divide(np.float32(1.0), out, out=out)
+
+
+def logistic_mean(mean: np.ndarray, var: np.ndarray, quick: bool = False) -> np.ndarray:
+    """Return the first of `logistic_mixture` alone, at a third of its cost.
+
+    Quick ones are to 5e-7 of it, at a fifth of its cost.
+    """
+    kind, cdf = (np.float32, quick_ndtr) if quick else (np.float64, ndtr)
+    total = np.zeros(mean.shape)
+    with np.errstate(over="ignore"):  # a mean beyond single precision has a probability of one
+        mean, var = mean.astype(kind), var.astype(kind)
+        for weight, steepness in zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True):
+            total += weight * cdf(mean / np.sqrt(var + kind(steepness**-2)))
+    return total
 
 
 # Panel ends about the origin, where the links change fastest, and about the bulk of the Gaussian.

@@ -90,7 +90,7 @@ class LogisticLink(FactorLink):
         """Return the probability (n,) of the label +1, of the logistic function itself to 1e-6."""
         if not isinstance(self.factor, Logit):
             return super().proba(mean, var)
-        p = logistic_mean(mean, var)
+        p = logistic_mean(mean, var, quick=True)
         tail = p < _TAIL
         p[tail] = np.exp(logistic_moments(mean[tail], var[tail], rough=True)[0])
         return p
@@ -117,7 +117,7 @@ class LogisticLink(FactorLink):
         Each label joins by the site that the local bound gives it (Nickisch and Seeger 2009).
         """
         mean, var = self._logistic(mean, var)
-        p = logistic_mean(mean, var)
+        p = logistic_mean(mean, var, quick=True)
         total = 0.0
         for shift, proba in ((0.5, p), (-0.5, 1.0 - p)):
             precision = local_site_precision(mean, var, shift)

@@ -126,20 +126,16 @@ class DenseState:
         """
         if len(self.added):
             return np.outer(self.alpha, self.alpha) - self.inverse_total()
-        R = self._half_explained()
+        R = triangular_gram(self.inverse * self.root.astype(self.inverse.dtype))
         alpha, add = self.alpha.astype(R.dtype), blas.ssyr if R.itemsize == 4 else blas.dsyr
         R = add(-1.0, alpha, lower=1, a=R, overwrite_a=1)
         R *= -2.0
         np.einsum("ii->i", R)[:] *= 0.5
         return R.T
 
-    def _half_explained(self):
-        """Return the lower half of S B^-1 S."""
-        return triangular_gram(self.inverse * self.root.astype(self.inverse.dtype))
-
     def inverse_total(self):
         """Return the inverse (n, n) of the prior covariance plus the variances of the sites."""
-        explained = mirrored(self._half_explained())
+        explained = mirrored(triangular_gram(self.inverse * self.root.astype(self.inverse.dtype)))
         if not len(self.added):
             return explained
         total = -(self.added.T @ self.added)

@@ -10,7 +10,12 @@ is stationary under the constraint though no fixed point of EP is there.
 import numpy as np
 
 from .._engine.contracts import require
-from .._engine.gaussian import ImproperPosterior, checked_cholesky
+from .._engine.gaussian import (
+    ImproperPosterior,
+    add_to_diagonal,
+    checked_cholesky,
+    cholesky_solve,
+)
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._energy import ROUNDING, SMALLEST_SITE
 
@@ -85,22 +90,22 @@ class _Saddle:
 
         Both are zero for parameters that are not free.
         """
-        cov, mean = state.marginals.block(np.arange(len(state.mean))), state.mean
-        cross = -cov * mean
-        square = cov * (0.5 * cov + np.outer(mean, mean))
-        fisher = np.block([[cov, cross], [cross.T, square]])
-        fisher += self.problem.factor.fisher_block(tilted, np.arange(len(mean)))
+        d, mean = len(state.mean), state.mean
+        fisher, cov = np.empty((2 * d, 2 * d)), state.marginals.block(np.arange(d))
+        fisher[:d, :d], fisher[:d, d:] = cov, -cov * mean
+        fisher[d:, :d], fisher[d:, d:] = fisher[:d, d:].T, cov * (0.5 * cov + np.outer(mean, mean))
+        fisher += self.problem.factor.fisher_block(tilted, np.arange(d))
         index, move = np.flatnonzero(free.ravel()), np.zeros(free.size)
         uphill = gradient * free / np.diagonal(fisher).reshape(2, -1)
         size = 1.0 / np.sqrt(np.diagonal(fisher)[index])
         part = size[:, None] * fisher[np.ix_(index, index)] * size
-        part[np.diag_indices_from(part)] += 1e-12
+        add_to_diagonal(part, 1e-12)
         try:
             lower = checked_cholesky(part)
         except ImproperPosterior:
             return uphill, uphill
         right = size * gradient.ravel()[index]
-        move[index] = size * np.linalg.solve(lower.T, np.linalg.solve(lower, right))
+        move[index] = size * cholesky_solve(lower, right)
         return move.reshape(2, -1), uphill
 
 

@@ -14,6 +14,7 @@ from scipy.linalg import blas, solve_triangular
 
 from .._engine.gaussian import (
     ImproperPosterior,
+    add_to_diagonal,
     checked_cholesky,
     cholesky_solve,
     invert_triangular,
@@ -134,7 +135,7 @@ class DenseMarginals:
 
     def __init__(self, model, precision, shift, noise, floor):
         A = model.gram / noise
-        A[np.diag_indices_from(A)] += precision
+        add_to_diagonal(A, precision)
         self.root = checked_cholesky(A)
         self.log_det = 2 * np.log(np.diagonal(self.root)).sum()
         invert_triangular(self.root)
@@ -237,7 +238,7 @@ class LowRankMarginals:
         low, scale = self._low, self._scale
         self._half_low = lower_times(self._root, self._X[:, low] * scale[low])
         B = -self._half_low.T @ self._half_low
-        B[np.diag_indices_from(B)] += scale[low]
+        add_to_diagonal(B, scale[low])
         M = np.diag(1.0 / lack) - B
         self._lower_low = checked_cholesky(M)
         self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
@@ -294,7 +295,7 @@ class LowRankMarginals:
         """Posterior covariance of some coefficients, O(n^2 k + n k^2)."""
         half = lower_times(self._root, self._X[:, index] * self._scale[index])
         cov = -half.T @ half
-        cov[np.diag_indices_from(cov)] += self._scale[index]
+        add_to_diagonal(cov, self._scale[index])
         if self._low.size:
             cross = -self._half_low.T @ half
             at, place = _places(index, self._low)

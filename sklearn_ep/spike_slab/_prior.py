@@ -128,13 +128,14 @@ class SpikeSlab:
 
     def fisher_block(self, t: TiltedSpikeSlab, index: np.ndarray) -> np.ndarray:
         """Joint covariance of (w, -w^2/2) of some features; groups couple their members."""
-        blocks, (e1, e2), c = self.fisher_parts(t)
-        b11, b12, b22 = (np.diag(b[index]) for b in blocks)
-        own = np.arange(len(index)) if self.groups is None else self.groups[index]
-        e, together = np.r_[e1[index], e2[index]], own[:, None] == own
-        full = np.block([[b11, b12], [b12, b22]])
-        full += np.tile(together, (2, 2)) * np.tile(c[index], 2)[:, None] * np.outer(e, e)
-        return full
+        blocks, e, c = self.fisher_parts(t)
+        k, e, c = len(index), e[:, index], c[index]
+        own = np.arange(k) if self.groups is None else self.groups[index]
+        full, each = np.zeros((2, k, 2, k)), np.arange(k)
+        b11, b12, b22 = (b[index] for b in blocks)
+        full[:, each, :, each] = np.transpose([[b11, b12], [b12, b22]])
+        full += (c * e)[:, :, None, None] * (own[:, None] == own)[:, None] * e
+        return full.reshape(2 * k, 2 * k)
 
 
 class _InverseMap:

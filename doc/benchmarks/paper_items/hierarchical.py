@@ -47,16 +47,18 @@ def one_sweep_at_a_time(data, n_sweeps, wide, **kw):
     From the mode, or from the paper's wide sites of scale 10.
     """
     X, y, groups = data
-    start = ours(engine="laplace", refine=False, max_iter=1, **kw).fit(X, y, groups=groups)
+    # these parameters are those of the messages, whatever a fit makes of the scale at its end
+    kw = dict(hyperparameters="mode", **kw)
+    start = ours(engine="laplace", max_iter=1, **kw).fit(X, y, groups=groups)
     state = start.get_state()
     if not wide:
-        mode = ours(engine="laplace", refine=False, **kw).fit(X, y, groups=groups)
+        mode = ours(engine="laplace", **kw).fit(X, y, groups=groups)
         state = mode.get_state()
     else:
         n_sites, p = state["site_shift"].shape
         state["site_precision"] = np.tile(np.eye(p) / (100.0 * n_sites), (n_sites, 1, 1))
         state["site_shift"] = np.zeros((n_sites, p))
-    fit = ours(refine=False, max_iter=1, warm_start=True, **kw).set_state(state)
+    fit = ours(max_iter=1, warm_start=True, **kw).set_state(state)
     total = state["prior_precision"] + state["site_precision"].sum(0)
     cov = np.linalg.inv(total)
     means = [cov @ (state["prior_shift"] + state["site_shift"].sum(0))]
