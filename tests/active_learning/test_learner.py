@@ -99,6 +99,11 @@ def test_updates_agree_with_condition_on():
     assert np.abs(learner.predict_proba() - own).max() < 0.15 * moved
 
 
+def test_quick_probabilities_of_the_pool_are_those_of_the_estimator():
+    clf = LINEAR.fit(X[:30], Y[:30])
+    np.testing.assert_allclose(posterior_of(clf, X).proba(), clf.predict_proba(X), atol=1.3e-6)
+
+
 def test_updates_with_labels_that_may_be_wrong():
     """A label against a sure prediction: moments as by quadrature, and a variance that grows."""
     model = RelaxedEPClassifier(
