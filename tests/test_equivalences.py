@@ -113,6 +113,26 @@ def test_exchanged_labels_change_the_sign(name):
     np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X)[:, ::-1], atol=1e-8)
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if n != "spike and slab"])
+def test_the_decision_function_is_the_latent_mean(name):
+    X, y = data(name)
+    est = clone(CASES[name]).fit(X, y)
+    mean = est.latent_mean_and_variance(X)[0]
+    np.testing.assert_allclose(est.decision_function(X), mean, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("multi_class", "n_classes"), [("auto", 2), ("one_vs_rest", 3), ("joint", 2), ("joint", 3)]
+)
+def test_the_decision_function_of_an_average_is_the_latent_mean(multi_class, n_classes):
+    X, y = data("GP dense")
+    y = y + (X[:, 3] > 1.0) * (n_classes == 3)
+    est = EPGaussianProcessClassifier(multi_class=multi_class).fit(X, y)
+    assert len(est.hyper_theta_) > 1
+    mean = est.latent_mean_and_variance(X)[0]
+    np.testing.assert_allclose(est.decision_function(X), mean, rtol=1e-10, atol=1e-12)
+
+
 def test_a_changed_sign_of_the_response_changes_the_sign():
     X, y = data("spike and slab")
     a, b = (clone(CASES["spike and slab"]).fit(X, s * y) for s in (1, -1))

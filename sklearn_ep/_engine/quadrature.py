@@ -364,6 +364,30 @@ def _local_pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return 0.25 * over, fall / 64.0
 
 
+def _contact_step(x: np.ndarray, var: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Return x after a step of Newton's method to x = T(x), see `local_site_precision`."""
+    precision, fall = _local_pair(x)
+    kappa = 1.0 + var * precision
+    own, of_mean = var / kappa, square / kappa**2
+    moment = own + of_mean
+    slope = 2.0 * fall * own * (own + 2.0 * of_mean)
+    step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
+    return np.maximum(np.where(x + step > 0.0, x + step, moment), np.finfo(x.dtype).tiny)
+
+
+def _rough_contact(var: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Return the contact points after three steps in single precision, which take half the time.
+
+    As they start where single precision does not hold them.
+    """
+    start = np.maximum(var + square, np.finfo(float).tiny)
+    with np.errstate(all="ignore"):
+        x, var, square = (a.astype(np.float32) for a in (start, var, square))
+        for _ in range(3):
+            x = _contact_step(x, var, square)
+    return np.where(np.isfinite(x) & (x > np.finfo(x.dtype).tiny), x, start)
+
+
 def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.ndarray:
     """Precision of the local site that joins N(mean, var), by Newton on its contact point.
 
@@ -384,17 +408,11 @@ def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.nd
     included. Where Newton leaves (0, inf) the plain step x <- T(x) takes its place.
     """
     square = (mean + var * shift) ** 2
-    found, moving = np.maximum(var + square, 1e-300), np.arange(len(var))
-    x = found
-    for _ in range(60):  # eight are enough for twelve digits nearly everywhere
-        precision, fall = _local_pair(x)
-        kappa = 1.0 + var * precision
-        own, of_mean = var / kappa, square / kappa**2
-        moment = own + of_mean
-        slope = 2.0 * fall * own * (own + 2.0 * of_mean)
-        step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
-        new = np.maximum(np.where(x + step > 0.0, x + step, moment), 1e-300)
-        left = np.abs(new - x) > 1e-6 * x  # leaves its square: after 6e-7 it was 5e-14
+    x = found = _rough_contact(var, square)
+    moving = np.arange(len(var))
+    for _ in range(60):  # one is enough nearly everywhere
+        new = _contact_step(x, var, square)
+        left = np.abs(new - x) > 1e-5 * x  # leaves its square
         found[moving] = new
         moving, x, var, square = (a[left] for a in (moving, new, var, square))
         if not len(moving):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._engine.hyper import draw_mixture, mixture_covariance
-from .latents import NodesAtRows, draw_latent, label_log_prob
+from .latents import NodesAtRows, draw_latent, label_log_prob, latent_mean
 
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
 
@@ -54,6 +54,10 @@ class _Mixture:
         """Return means and variances, or covariances of classes, by the law of total variance."""
         return self.at_nodes(self.factor, X).moments()
 
+    def latent_mean(self, X):
+        """Return means (n,) or (n, K), at the cost of those of the nodes."""
+        return np.tensordot(self.weight, [latent_mean(p, X) for p in self.posteriors], 1)
+
 
 class AveragedPosterior(_Mixture):
     """Mixture of the posteriors of one problem at several hyperparameters.
@@ -64,7 +68,7 @@ class AveragedPosterior(_Mixture):
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) by the law of total covariance."""
         cov = np.array([p.covariance(X1, X2) for p in self.posteriors])
-        sides = [np.array([p.latent(X)[0] for p in self.posteriors]) for X in (X1, X2)]
+        sides = [np.array([latent_mean(p, X) for p in self.posteriors]) for X in (X1, X2)]
         return mixture_covariance(self.weight, cov, *sides)
 
     def draw(self, X, n_samples, rng):

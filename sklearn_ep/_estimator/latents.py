@@ -75,6 +75,11 @@ def nodes_at(posterior, link, rows):
     return NodesAtRows(np.ones(1), mean[None], var[None], [link])
 
 
+def latent_mean(posterior, X):
+    """Return means (n,) or (n, K) of the latent values, without their variances where it may."""
+    return posterior.latent_mean(X) if hasattr(posterior, "latent_mean") else posterior.latent(X)[0]
+
+
 def interval_of_separate(problems, level):
     """Return central intervals (n, 2) of one problem, or (n, K, 2) of one a class.
 
@@ -180,10 +185,10 @@ class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
     A posterior offers `latent(X)` -> mean and variance (n,), or `at_nodes(link, X)` where it is not
-    Gaussian, and `covariance(X1, X2)` -> (n1, n2). It may offer `draw(X, n_samples, rng)` -> joint
-    draws (n_samples, n), and `covariance_with(X2)` -> map from X1 to covariances. Log Z of its
-    `factor` is the log probability of a label. One whose nodes differ in their factors offers
-    `draw_log_prob(link, X, n_samples, rng)`.
+    Gaussian, and `covariance(X1, X2)` -> (n1, n2). It may offer `latent_mean(X)` -> mean alone,
+    `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and `covariance_with(X2)` -> map from
+    X1 to covariances. Log Z of its `factor` is the log probability of a label. One whose nodes
+    differ in their factors offers `draw_log_prob(link, X, n_samples, rng)`.
     """
 
     def __init__(self, posteriors, links):
@@ -193,6 +198,10 @@ class SeparateLatents:
         """Return means and variances, (n,) or (n, K)."""
         pairs = [nodes.moments() for nodes in self._at(X)]
         return one_or_stack([m for m, _ in pairs], axis=1), one_or_stack([v for _, v in pairs], 1)
+
+    def mean(self, X):
+        """Return means (n,) or (n, K)."""
+        return one_or_stack([latent_mean(p, X) for p in self.posteriors], axis=1)
 
     def _at(self, X):
         """Return the `NodesAtRows` of each problem."""
@@ -261,6 +270,11 @@ class JointLatents:
         if mean.shape[1] == 2:
             return (mean[:, 1] - mean[:, 0]) / np.sqrt(2.0), contrast_variances(cov)[:, 0]
         return mean, np.einsum("ncc->nc", cov).copy()
+
+    def mean(self, X):
+        """Return means (n, K), of two classes (n,)."""
+        mean = latent_mean(self.posterior, X)
+        return (mean[:, 1] - mean[:, 0]) / np.sqrt(2.0) if mean.shape[1] == 2 else mean
 
     def covariance(self, X1, X2):
         """Return the covariances (K, n1, n2) of each class, of two classes (n1, n2)."""

@@ -92,7 +92,8 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         mean : ndarray of shape (n,), or (n, n_classes) for more than two classes
             Positive where the second class is the more probable one.
         """
-        return self.latent_mean_and_variance(X)[0]
+        X = self._check_new(X)
+        return self._latents().mean(X)
 
     def latent_links(self, observed: bool = False) -> list[Any]:
         """Link between latent function and label, as the predictions use it.

@@ -323,9 +323,10 @@ class Learner(Printed):
     def _best(self, strategy, free, n_instances):
         rows = np.flatnonzero(free)
         if _by_proba(strategy, self.estimator_):
-            # a label told since the last refit is taken in once
-            told = self._n_fitted < len(self._labels) and _has_posterior(self.estimator_)
-            proba = self._up_to_date().proba() if told else self.predict_proba()
+            # labels told since the last refit are taken in once, as those to come before the next
+            kept = self._refit_every > 1 or self._n_fitted < len(self._labels)
+            kept = kept and _has_posterior(self.estimator_)
+            proba = self._up_to_date().proba() if kept else self.predict_proba()
             rated = OF_PROBA[strategy](proba)[rows]
             return rows[best_first(rated, n_instances)]
         posterior = self._up_to_date()

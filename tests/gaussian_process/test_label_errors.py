@@ -149,6 +149,14 @@ def test_minimiser_beats_a_fine_grid(rate):
     assert not np.any(relaxed_gamma(z0, mubar, np.inf, rate))
 
 
+def test_rows_may_have_penalties_of_their_own():
+    rng = np.random.RandomState(1)
+    z0, mubar = 3 * rng.randn(100), 8 * rng.randn(100)
+    each = [relaxed_gamma(z0, mubar, c, 0.1) for c in (0.05, 0.2)]
+    own = relaxed_gamma(np.tile(z0, 2), np.tile(mubar, 2), np.repeat([0.05, 0.2], 100), 0.1)
+    np.testing.assert_array_equal(own, np.concatenate(each))
+
+
 @pytest.mark.parametrize("cost", ["mass", "normalised"])
 @pytest.mark.parametrize("rate", [0.0, 1e-300, 1e-12, 1e-4, 0.05, 0.2, 0.45])
 def test_rows_that_are_not_searched_do_not_relax(rate, cost):

@@ -10,12 +10,20 @@ import time
 
 import numpy as np
 from common import log_loss
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.lapack import dtrtri
 from scipy.optimize import minimize
 from scipy.special import log_ndtr, ndtr
 
 HAS_GPYTORCH = all(importlib.util.find_spec(name) for name in ("torch", "gpytorch"))
 JITTER = 1e-6
+
+
+def inverse_of(lower):
+    """Return the inverse of a lower triangular matrix, whose products are faster than solves."""
+    inverse, info = dtrtri(lower, lower=1)
+    if info:
+        raise np.linalg.LinAlgError("a triangular factor is singular")
+    return inverse
 
 
 class Curve:
@@ -74,13 +82,13 @@ class GFITC:
         self.precision, self.shift = np.full(len(y), 0.1), 0.1 * self.signs
 
     def prior(self, vector):
-        """Set kernel, factor of the covariance of the points, and what FITC has of each row."""
+        """Set the kernel, the whitening of the points, and what FITC has of each row."""
         self.kernel = Kernel(vector, self.X.shape[1])
         own = self.kernel.to(self.kernel.Z)
         own[np.diag_indices_from(own)] += JITTER * self.kernel.variance
         self.own, self.cross = own, self.kernel.to(self.X)
-        self.factor = np.linalg.cholesky(own)
-        self.V = solve_triangular(self.factor, self.cross, lower=True)
+        self.whiten = inverse_of(np.linalg.cholesky(own))
+        self.V = self.whiten @ self.cross
         self.rest = np.maximum(self.kernel.variance - (self.V**2).sum(0), 0.0)
 
     def posterior(self):
@@ -88,8 +96,8 @@ class GFITC:
         self.shrink = 1.0 / (1.0 + self.rest * self.precision)
         self.scaled = self.precision * self.shrink
         inner = np.eye(len(self.V)) + (self.V * self.scaled) @ self.V.T
-        self.inner = np.linalg.cholesky(inner)
-        self.W = solve_triangular(self.inner, self.V, lower=True)
+        self.inner = inverse_of(np.linalg.cholesky(inner))
+        self.W = self.inner @ self.V
         self.var = self.shrink * (self.rest + self.shrink * (self.W**2).sum(0))
         own = self.W.T @ (self.W @ (self.shrink * self.shift))
         self.mean = self.shrink * (self.rest * self.shift + own)
@@ -121,14 +129,14 @@ class GFITC:
     def evidence(self):
         """Return EP's log evidence."""
         cavity, mean, z = self.cavities()
-        whole = 0.5 * self.shift @ self.mean - np.log(np.diag(self.inner)).sum()
+        whole = 0.5 * self.shift @ self.mean + np.log(np.diag(self.inner)).sum()
         whole += 0.5 * np.log(self.shrink).sum()
         local = mean**2 * cavity - np.log(cavity) - self.mean**2 / self.var - np.log(self.var)
         return whole + np.sum(log_ndtr(z) + 0.5 * local)
 
     def gradient(self):
         """Return the derivative of the log evidence, with the sites held, by the vector."""
-        B = solve_triangular(self.factor, self.V, lower=True, trans=1)
+        B = self.whiten.T @ self.V
         alpha = self.shift - self.precision * self.mean
         scaled = self.W * self.scaled
         diagonal = 0.5 * (alpha**2 - self.scaled + (scaled**2).sum(0))
@@ -148,9 +156,9 @@ class GFITC:
 
     def predict_proba(self, X_new):
         """Return the probabilities of both classes."""
-        V = solve_triangular(self.factor, self.kernel.to(X_new), lower=True)
-        own = cho_solve((self.inner, True), self.V @ (self.shift * self.shrink))
-        outer = solve_triangular(self.inner, V, lower=True)
+        V = self.whiten @ self.kernel.to(X_new)
+        outer = self.inner @ V
+        own = self.inner.T @ (self.W @ (self.shift * self.shrink))
         var = self.kernel.variance - (V**2).sum(0) + (outer**2).sum(0)
         p = ndtr(own @ V / np.sqrt(1.0 + var))
         return np.column_stack([1.0 - p, p])

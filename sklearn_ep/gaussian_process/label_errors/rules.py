@@ -104,7 +104,8 @@ class LabelErrorStep(Factor):
 
     def tilted(self, y, mean, var):
         """Return log Z and derivatives in closed form."""
-        root, m = np.sqrt(var), self.moments(y, mean, var)
+        root = np.sqrt(var)
+        m = step_moments(y * mean / root, *self.log_weights)
         return Tilted(m.log_z, y * m.slope / root, m.beta / var)
 
     def contraction(self, y, mean, var, extra_var, curvature):
@@ -208,22 +209,23 @@ def _cost_slope(gamma, z0, mubar, c, rate, cost):
 def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
     """Return the relaxation gamma (n,) >= 0 that minimises the cost, row by row.
 
-    Parameters as for `relaxed_cost`; c = np.inf relaxes nothing. Zero where exact moment matching
-    is best. The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is
-    over a bounded interval, by a grid and by bisection about its best point. Negative values are
-    not searched: their limit -1 makes every divergence vanish and the posterior meaningless.
+    Parameters as for `relaxed_cost`, c one or one a row; c = np.inf relaxes nothing. Zero where
+    exact moment matching is best. The divergence is non-negative, so that no gamma beyond Q(0) / c
+    can win: the search is over a bounded interval, by a grid and by bisection about its best point.
+    Negative values are not searched: their limit -1 makes every divergence vanish and the posterior
+    meaningless.
     """
     z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
-    gamma = np.zeros(len(z0))
-    if not np.isfinite(c):
-        return gamma
+    gamma, c = np.zeros(len(z0)), np.broadcast_to(c, z0.shape)
     rows = np.flatnonzero(_steepest_fall(z0, mubar, rate, cost) > c)
-    args = z0[rows], mubar[rows], c, rate, cost
+    if not len(rows):
+        return gamma
+    args = z0[rows], mubar[rows], c[rows], rate, cost
     # more leaves nothing of the cavity: needed only for penalties near zero
-    most = np.clip(relaxed_cost(0.0, *args) / c, 0.0, 1e3)
+    most = np.clip(relaxed_cost(0.0, *args) / c[rows], 0.0, 1e3)
     best = np.argmin(relaxed_cost(_SHARES[:, None] * most, *args), axis=0)
     rows, most, best = (a[best > 0] for a in (rows, most, best))
-    args = z0[rows], mubar[rows], c, rate, cost
+    args = z0[rows], mubar[rows], c[rows], rate, cost
     ends = best - 1, np.minimum(best + 1, len(_SHARES) - 1)
     low, high = (_SHARES[k] * most for k in ends)
     for _ in range(2):  # there may be two minima: nearer to the best one
@@ -270,7 +272,7 @@ class Relaxed:
     Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
     old site before moments are matched, where that lowers the divergence by more than the penalty,
     the price of a unit of gamma = b times the variance of the cavity. The factor is no part of the
-    posterior. `cost` is that of `relaxed_cost`.
+    posterior. `cost` is that of `relaxed_cost`. The penalty is one, or one a row.
 
     `memory` holds b and b m of the rows. After `freeze_after` sweeps they stay as they are, or are
     released for good where they no longer pay. Which rows relax may flip for ever, since m jumps
