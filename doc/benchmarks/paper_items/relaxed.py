@@ -214,7 +214,7 @@ def sequential(X, sign, flip, rule, most, block=40):
     tau, nu, mu = (np.zeros(sign.shape) for _ in range(3))
     factor, changes, alpha = LabelErrorStep(flip), [], np.zeros(sign.shape)
     for sweep in range(most):
-        if sweep % 4 == 0:
+        if sweep % 10 == 0:
             S = np.linalg.solve(np.eye(X.shape[1]) + K * tau[:, None, :], K)
         mu, passed = (S @ nu[:, :, None])[:, :, 0], np.zeros(len(X), bool)
         for first in range(0, X.shape[1], block):

@@ -89,8 +89,9 @@ def regular(sets, damping, one_by_one, most=1000):
     """Run regular EP on all sets together, site by site or all sites at once.
 
     A set has come to rest at a tolerance where a sweep moves no mean and no standard deviation by
-    more than that times the damping, in slab deviations. Returns the means there, or after the last
-    sweep, and whether it has: (tolerances, sets, d), (tolerances, sets); and the last sites.
+    more than that times the damping, in slab deviations; at the smallest it leaves the others.
+    Returns the means there, or after the last sweep, and whether it has: (tolerances, sets, d),
+    (tolerances, sets); and the last sites.
     """
     X, y = np.stack([s[0] for s in sets]), np.stack([s[1] for s in sets])
     gram, data = X.transpose(0, 2, 1) @ X / NOISE, np.einsum("sij,si->sj", X, y) / NOISE
@@ -98,6 +99,7 @@ def regular(sets, damping, one_by_one, most=1000):
     prior, own = SpikeSlab(SLAB, logit(INCLUSION)), np.arange(d)
     sites = np.stack([np.zeros((n_sets, d)), np.full((n_sets, d), 1 / (INCLUSION * SLAB))])
     means, rested = np.zeros((len(TOLS), n_sets, d)), np.zeros((len(TOLS), n_sets), bool)
+    ends, going = sites.copy(), np.arange(n_sets)
 
     def posterior():
         V = np.linalg.inv(gram + sites[1][:, :, None] * np.eye(d))
@@ -120,12 +122,14 @@ def regular(sets, damping, one_by_one, most=1000):
             sites += damping * (undamped(prior, sites, mean, sd**2) - sites)
         mean, V, sd = posterior()
         moved = np.maximum(np.abs(mean - before[0]), np.abs(sd - before[1])).max(1)
-        for j, tol in enumerate(TOLS):
-            means[j, ~rested[j]] = mean[~rested[j]]
-            rested[j] |= moved < tol * damping
-        if rested.all():
+        means[:, going] = np.where(rested[:, going, None], means[:, going], mean)
+        rested[:, going] |= moved < np.array(TOLS)[:, None] * damping
+        ends[:, going], left = sites, ~rested[-1, going]
+        if not left.any():
             break
-    return means, rested, sites
+        going, gram, data, mean, V, sd = (a[left] for a in (going, gram, data, mean, V, sd))
+        sites = sites[:, left]
+    return means, rested, ends
 
 
 def errors_of(means, sets):
