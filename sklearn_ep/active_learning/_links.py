@@ -255,9 +255,10 @@ class ClassResponse:
         return _normalised(_columns(self._observed_links, "proba", *self._predictors(mean, var)))
 
     def sites(self, sign, mean, var):
-        """Return gradients and curvatures (n, K) of labels of one sign in every problem."""
-        columns = zip(self.observed, mean.T, var.T, strict=True)
-        tilted = [factor.tilted(float(sign), m, v) for factor, m, v in columns]
+        """Return gradients and curvatures (n, K) of labels of one sign, or of one a problem."""
+        signs = np.broadcast_to(sign, len(self.observed)).tolist()
+        columns = zip(self.observed, signs, mean.T, var.T, strict=True)
+        tilted = [factor.tilted(s, m, v) for factor, s, m, v in columns]
         return tuple(np.column_stack([t[k] for t in tilted]) for k in (1, 2))
 
     def site(self, label, mean, var):
@@ -265,9 +266,8 @@ class ClassResponse:
         if label is None:
             precision = _columns(self._observed_links, "precision", mean, var)
             return np.zeros_like(mean), precision / (1.0 + precision * var)
-        minus, plus = (self.sites(sign, mean, var) for sign in (-1, 1))
         own = np.arange(mean.shape[1]) == label if mean.shape[1] > 1 else np.array([label == 1])
-        return tuple(np.where(own, p, m) for m, p in zip(minus, plus, strict=True))
+        return self.sites(np.where(own, 1.0, -1.0), mean, var)
 
 
 def _columns(links, name, mean, var):
