@@ -280,7 +280,7 @@ def logistic_mean(mean: np.ndarray, var: np.ndarray, quick: bool = False) -> np.
     kind, cdf = (np.float32, quick_ndtr) if quick else (np.float64, ndtr)
     total = np.zeros(mean.shape)
     with np.errstate(over="ignore"):  # a mean beyond single precision has a probability of one
-        mean, var = mean.astype(kind), var.astype(kind)
+        mean, var = mean.astype(kind, copy=False), var.astype(kind, copy=False)
         for weight, steepness in zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True):
             total += weight * cdf(mean / np.sqrt(var + kind(steepness**-2)))
     return total

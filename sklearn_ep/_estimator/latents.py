@@ -11,7 +11,7 @@ from scipy.linalg import cholesky
 from scipy.special import log_softmax, ndtri, softmax
 
 from .._engine.class_sites import contrast_variances
-from .._engine.gaussian import covariance_root, row_blocks
+from .._engine.gaussian import add_to_diagonal, covariance_root, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -163,7 +163,7 @@ def draw_latent(posterior, X, n_samples, rng):
     mean, _ = posterior.latent(X)
     cov = posterior.covariance(X, X)
     # rows may repeat, so the matrix may be singular: a relative jitter changes nothing visible
-    cov[np.diag_indices_from(cov)] += 1e-10 * (1.0 + np.diagonal(cov).max())
+    add_to_diagonal(cov, 1e-10 * (1.0 + np.diagonal(cov).max()))
     return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
 
 

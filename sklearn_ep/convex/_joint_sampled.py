@@ -14,7 +14,7 @@ from scipy.linalg import cho_solve
 from scipy.special import log_softmax
 
 from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times
-from .._engine.gaussian import ImproperPosterior, checked_cholesky, row_blocks
+from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from ._systems import (
     START_INFLATION,
@@ -115,7 +115,7 @@ class _DualStarSystem:
         M = np.einsum("ifc,lfe->icle", self.S, self.S)
         M *= self._prior_covariance(system.design.B)[:, None, :, None]
         M = M.reshape(n * K, n * K)
-        M[np.diag_indices_from(M)] += 1.0
+        add_to_diagonal(M, 1.0)
         self.lower = checked_cholesky(M)
 
     def _prior_covariance(self, B):

@@ -20,7 +20,7 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
-from .._engine.gaussian import ImproperPosterior, checked_cholesky, row_blocks
+from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._engine.sites import one_copy
@@ -152,7 +152,7 @@ class StackedDesign:
         """Return B' diag(weight) B as a matrix (n, n); rows of X weigh the same."""
         A, below = weight[0] * self.inner, weight[self.n_rows :]
         if self.C is None:
-            A[np.diag_indices_from(A)] += below
+            add_to_diagonal(A, below)
             return A
         return A + weighted_gram(self.C, below)
 
@@ -560,7 +560,7 @@ def _left_out(rows, step, centres, precision, flat):
         return (y - X @ step.u) / left, var / left
     own, copy = noise / weight, one_copy(weight) / weight
     K = (X / precision) @ X.T
-    K[np.diag_indices_from(K)] += own
+    add_to_diagonal(K, own)
     inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))
     if flat:
         ones = inverse.sum(axis=0)

@@ -20,6 +20,7 @@ from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
 from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
     ImproperPosterior,
+    add_to_diagonal,
     checked_cholesky,
     explained_variances,
     inverse_from_cholesky,
@@ -219,7 +220,7 @@ class PrimalSystem(HalfCovariance):
     def weakened(self, share, more):
         """Return the system of `share` A and further precisions (n,)."""
         A = share * self.precision
-        A[np.diag_indices_from(A)] += more
+        add_to_diagonal(A, more)
         return PrimalSystem.of(A)
 
     @cached_property
@@ -325,7 +326,7 @@ class DualSystem(PerturbedDraws):
         self.root = np.sqrt(weight)
         self.K = design.kernel(prior)
         M = self.root[:, None] * self.K * self.root
-        M[np.diag_indices_from(M)] += 1.0
+        add_to_diagonal(M, 1.0)
         self.lower = checked_cholesky(M)
 
     @property

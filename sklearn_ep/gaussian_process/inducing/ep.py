@@ -21,7 +21,7 @@ from scipy.linalg import blas, solve_triangular
 from scipy.special import log_softmax
 
 from ..._engine.contracts import require, require_parts
-from ..._engine.gaussian import checked_cholesky, lower_times, row_blocks
+from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
@@ -431,7 +431,7 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
         mean = posterior.mean.reshape(n_latents, m)
         own = np.einsum("kakb->ab", posterior.cov.reshape(n_latents, m, n_latents, m))
         prior_part = -own - mean.T @ mean
-        prior_part[np.diag_indices_from(prior_part)] += n_latents
+        add_to_diagonal(prior_part, n_latents)
         M += sign * prior_part
     theta, towards = model.prior.contract(0.5 * M, inputs, kind)
     return sums.theta + theta, sums.inputs + towards

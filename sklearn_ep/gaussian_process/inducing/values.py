@@ -279,7 +279,7 @@ class InducingGP:
         G = (towards_w - 2.0 * scaled) @ self.prior.inverse
         theta, towards = self.prior.cross.contract(self._kept, G, inputs)
         M = W.T @ scaled - 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
-        M[np.diag_indices_from(M)] += 0.5
+        add_to_diagonal(M, 0.5)
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
         of_prior, towards_prior = self.prior.contract(M, inputs)
         return theta + diagonal + of_prior, towards + towards_prior
