@@ -86,8 +86,13 @@ def test_a_pool_and_a_review_of_sparse_rows(kind):
 # ------------------------------------------------------------------ metadata
 
 
-@pytest.mark.parametrize("routing", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "routing"),
+    [
+        *((name, True) for name in NAMES),
+        *(pytest.param(n, False, marks=[pytest.mark.slow] * ("Convex" not in n)) for n in NAMES),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_weights_reach_the_last_step_with_and_without_routing(name, routing):
     estimator = getattr(sklearn_ep, name)()
@@ -109,9 +114,10 @@ def test_groups_are_a_column_or_are_routed(routing):
     y = (Z > 0).astype(int)
     rows = np.column_stack([X, np.unique(GROUP, return_inverse=True)[1]])
     with config_context(enable_metadata_routing=routing):
-        scores = cross_val_score(HierarchicalEPLogistic(3), rows, y, cv=2)
+        model = HierarchicalEPLogistic(3, hyperparameters="mode")
+        scores = cross_val_score(model, rows, y, cv=2)
         if routing:
-            est = HierarchicalEPLogistic()
+            est = HierarchicalEPLogistic(hyperparameters="mode")
             est.set_fit_request(groups=True).set_score_request(groups=True)
             routed = cross_val_score(est, X, y, cv=2, params={"groups": rows[:, 3]})
             assert_allclose(routed, scores)
@@ -148,11 +154,17 @@ def table_of(kind, columns):
 
 
 KINDS = ["pandas", "polars", "pyarrow"]
+NIGHTLY = pytest.mark.slow
+EACH = [
+    # of one kind all estimators, of one estimator all kinds
+    pytest.param(name, kind, marks=[NIGHTLY] * (kind != "polars" and "Convex" not in name))
+    for name in NAMES
+    for kind in KINDS
+]
 COLUMNS = {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kind"), EACH)
 def test_tables_of_all_kinds_are_fitted_as_arrays(name, kind):
     table, estimator = table_of(kind, COLUMNS), getattr(sklearn_ep, name)()
     y = response_of(estimator)

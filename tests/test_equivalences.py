@@ -196,7 +196,12 @@ def test_committees_are_draws_of_the_latent_function(name):
     )
 
 
-@every
+BY_WORKERS = "GP dense", "GP sparse", "spike and slab", "convex, KL"
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in BY_WORKERS else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_workers_do_not_change_the_answer(name, dask_workers):
     X, y = data(name)
     if name not in ("GP sparse", "hierarchical", "spike and slab", "sparse classes"):
