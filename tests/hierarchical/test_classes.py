@@ -221,7 +221,10 @@ def fitted(name):
     return plan, fit_classes(plan)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+QUICK_OR_NIGHTLY = ["one", pytest.param("two", marks=pytest.mark.slow), "slope"]
+
+
+@pytest.mark.parametrize("name", QUICK_OR_NIGHTLY)
 def test_against_sampling(name):
     plan, fit = fitted(name)
     truth = {key: np.array(value) for key, value in oracle("hierarchical_classes")[name].items()}
@@ -244,7 +247,7 @@ def close(mean, sd, truth, key, off, relative):
     np.testing.assert_allclose(sd, truth[f"{key}_sd"], rtol=relative)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", QUICK_OR_NIGHTLY)
 def test_importance_weights_say_that_the_posterior_is_close(name):
     plan, fit = fitted(name)
     rows = plan.X, plan.designs, np.column_stack(plan.codes), plan.y, plan.weight
@@ -254,7 +257,7 @@ def test_importance_weights_say_that_the_posterior_is_close(name):
     assert abs(logsumexp(found) - np.log(len(found))) < 0.3
 
 
-@pytest.mark.parametrize("levels", [(12,), (15, 6)])
+@pytest.mark.parametrize("levels", [(12,), pytest.param((15, 6), marks=pytest.mark.slow)])
 def test_two_classes_are_the_binary_model(levels):
     """The difference of two classes has twice the prior variance of each."""
     plan = problem(n=300, K=2, levels=levels, seed=4, beta_sd=np.full(3, 2.5) / np.sqrt(2))
@@ -328,7 +331,7 @@ def test_posterior_is_that_of_sparse_rows():
         (dict(n=80, K=2, levels=(10,)), 0.02),
         (dict(n=200, K=3, levels=(12, 5)), 0.1),
         (dict(n=200, K=3, levels=(12,), slope=True), 0.1),
-        (dict(n=200, K=5, levels=(12,)), 0.3),
+        pytest.param(dict(n=200, K=5, levels=(12,)), 0.3, marks=pytest.mark.slow),
     ],
 )
 def test_gradient_against_differences(given, bound):

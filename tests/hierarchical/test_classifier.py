@@ -84,6 +84,7 @@ def test_posterior_against_stored_truth(name):
     assert clf.converged_ and clf.n_iter_ <= 8 and clf.n_skipped_ == 0
 
 
+@pytest.mark.slow
 def test_laplace_is_less_accurate_unless_refined():
     X, y, g = stored("sparse")
     truth = ORACLE["sparse"]["is"]
@@ -109,8 +110,12 @@ def test_importance_agrees_with_ep():
     # -143.814 +- 0.009 by importance sampling over all parameters; groups of one class cost EP 0.16
     assert a.log_evidence_ == pytest.approx(-143.814, abs=0.04)
     assert b.log_evidence_ == pytest.approx(-143.814, abs=0.2)
-    again = HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
-    assert np.array_equal(a.coef_, again.coef_)
+    X, y, g = (v[:80] for v in (X, y, g))
+    one, again = (
+        HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
+        for _ in range(2)
+    )
+    assert np.array_equal(one.coef_, again.coef_)
 
 
 def test_nuts_is_an_engine():
@@ -208,9 +213,9 @@ def test_blocks_of_rows_equal_whole_ep(k):
     "kw",
     [
         dict(n_partitions=1),
-        dict(n_partitions=24),
+        pytest.param(dict(n_partitions=24), marks=pytest.mark.slow),
         dict(schedule="serial"),
-        dict(schedule="asynchronous"),
+        pytest.param(dict(schedule="asynchronous"), marks=pytest.mark.slow),
         dict(schedule="asynchronous", n_jobs=2),
     ],
 )
@@ -232,7 +237,7 @@ def logistic_groups(n_groups, rows, scale, seed):
     return X, (rng.uniform(size=len(g)) < 1 / (1 + np.exp(-z))).astype(int), g
 
 
-@pytest.mark.parametrize("seeds", [(0, 1, 9, 14), pytest.param(range(30), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [(0, 9), pytest.param(range(30), marks=pytest.mark.slow)])
 def test_two_halves_of_few_groups_converge(seeds):
     # with the seeds 9 and 14 no pair of messages has proper cavities at its fixed point
     for seed in seeds:
@@ -250,12 +255,13 @@ def test_two_halves_of_few_groups_converge(seeds):
             np.testing.assert_allclose(clf.site_shift_[0], clf.site_shift_[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "scale"),
     [
         ((30, 20), 0.3),
         ((30, 4), 0.3),
-        ((8, 6), (1, 1)),
+        pytest.param((8, 6), (1, 1), marks=pytest.mark.slow),
         pytest.param((24, 10), (1.0, 0.7), marks=pytest.mark.slow),
     ],
 )
@@ -323,7 +329,9 @@ def test_draws_are_in_phase():
     assert np.max(np.abs(p.mean(0) - clf.predict_proba(X, groups=g))) < 0.03
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    "level", [0.9, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.5, 0.99))]
+)
 def test_intervals_are_quantiles_of_the_draws(level):
     X, y, g = grouped(5, 12, 3, 1.5, 3)  # few groups: the intercept is far from normal
     clf = HierarchicalEPLogistic(random_slopes=[2]).fit(X, y, groups=g)
@@ -435,13 +443,14 @@ def test_the_ways_to_hand_over_groups_agree():
     X, y, g = grouped()
     names = np.array([f"site {k:02d}" for k in range(24)])[g]
     G = np.column_stack([X[:, :1], g, X[:, 1:]])
-    base = fitted()
-    by_index = HierarchicalEPLogistic(1, n_partitions=3).fit(G, y)
+    kw = dict(n_partitions=3, hyperparameters="mode")
+    base = HierarchicalEPLogistic(**kw).fit(X, y, groups=g)
+    by_index = HierarchicalEPLogistic(1, **kw).fit(G, y)
     np.testing.assert_allclose(by_index.coef_, base.coef_, atol=1e-10)
     assert by_index.n_features_in_ == 4 and by_index.coef_.shape == (1, 3)
     for lib in (pd, pl):
         table = lib.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
-        clf = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
+        clf = HierarchicalEPLogistic("site", **kw).fit(table, y)
         np.testing.assert_allclose(
             clf.predict_proba(table), base.predict_proba(X, groups=g), atol=1e-9
         )
@@ -463,7 +472,7 @@ def test_the_ways_to_hand_over_groups_agree():
         base.predict_proba(X, kind="population"),
         atol=1e-9,
     )
-    pandas = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
+    pandas = HierarchicalEPLogistic("site", **kw).fit(table, y)
     np.testing.assert_array_equal(
         pandas.predict_proba(lost), pandas.predict_proba(table, kind="population")
     )
@@ -476,7 +485,7 @@ def test_dask_collections_are_computed():
     table = pd.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
     lazy = frames.from_pandas(table, npartitions=3)
     y_lazy = frames.from_pandas(pd.Series(y), npartitions=3)
-    kw = dict(tol=1.0, n_partitions=3)
+    kw = dict(tol=1.0, n_partitions=3, hyperparameters="mode")
     for column in ("site", 1):
         whole = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(table, y)
         clf = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(lazy, y_lazy)
@@ -522,15 +531,12 @@ def test_rows_without_label_are_groups_without_name():
 def test_groups_survive_searches():
     X, y, g = grouped()
     G = np.column_stack([X, g])
-    cv = StratifiedKFold(3, shuffle=True, random_state=0)
-    search = GridSearchCV(
-        HierarchicalEPLogistic(3), {"prior_scale": [1.0, 2.5]}, scoring="accuracy", cv=cv
-    ).fit(G, y)
+    cv = StratifiedKFold(2, shuffle=True, random_state=0)
+    model = HierarchicalEPLogistic(3, hyperparameters="mode")
+    search = GridSearchCV(model, {"prior_scale": [1.0, 2.5]}, scoring="accuracy", cv=cv).fit(G, y)
     blind = cross_val_predict(HierarchicalEPLogistic(), X, y, cv=cv)
     assert search.best_score_ > np.mean(blind == y) + 0.03
-    several = OneVsRestClassifier(HierarchicalEPLogistic(3)).fit(
-        G, np.digitize(X[:, 0], [-0.5, 0.5])
-    )
+    several = OneVsRestClassifier(model).fit(G, np.digitize(X[:, 0], [-0.5, 0.5]))
     assert several.predict_proba(G).shape == (len(y), 3)
 
 
@@ -568,7 +574,7 @@ def test_selection_that_keeps_the_group_column():
     X, y, g = grouped()
     names = np.array([f"site {k:02d}" for k in range(24)])[g]
     table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(site=names)
-    kw = dict(tol=1.0)
+    kw = dict(tol=1.0, hyperparameters="mode")
     columns = ColumnTransformer(
         [("select", SelectKBest(k=2), ["a", "b", "c"])],
         remainder="passthrough",
@@ -590,7 +596,7 @@ def test_selection_that_keeps_the_group_column():
 
 def test_columns_beyond_double_precision_are_one_error():
     X, y, g = grouped()
-    fit = HierarchicalEPLogistic(tol=1e-6, max_iter=200).fit
+    fit = HierarchicalEPLogistic(tol=1e-6, max_iter=200, hyperparameters="mode").fit
     base = fit(X * 1e10, y, groups=g).coef_
     np.testing.assert_allclose(fit(X * 1e100, y, groups=g).coef_ * 1e90, base, rtol=1e-6)
     one = [1.0, 0.0, 0.0]  # an offset that no other column cancels loses nothing
@@ -598,7 +604,7 @@ def test_columns_beyond_double_precision_are_one_error():
     np.testing.assert_allclose(
         far.coef_[0, 1:], base.coef_[0, 1:], atol=1e-3 * base.coef_std_[0, 1]
     )
-    for bad in (X * 1e160, X + 1e7, X + 3e7, X + 1e8, X + 1e12):
+    for bad in (X * 1e160, X + 1e7, X + 1e12):
         parts = [(bad[:120], y[:120]), (bad[120:], y[120:])]
         for given in ((bad, y, g), (bad, y), (parts,)):
             for engine in ("ep", "laplace"):
@@ -691,7 +697,8 @@ def test_a_site_whose_groups_are_gone_leaves_no_gap():
 
 def test_checkpoint_resumes_and_refuses_other_data(tmp_path):
     X, y, g = grouped()
-    path, kw = tmp_path / "run.npz", dict(n_partitions=3, damping=0.5, tol=1e-5)
+    path = tmp_path / "run.npz"
+    kw = dict(n_partitions=3, damping=0.5, tol=1e-5, hyperparameters="mode")
     whole = HierarchicalEPLogistic(**kw).fit(X, y, groups=g)
     with pytest.warns(ConvergenceWarning):
         HierarchicalEPLogistic(**{**kw, "max_iter": 3}).fit(X, y, groups=g, checkpoint=path)
@@ -712,14 +719,15 @@ def test_lists_of_partitions(tmp_path):
     def load(k, mode=None):
         return tuple(np.load(tmp_path / f"{c}{k}.npy", mmap_mode=mode) for c in "Xy")
 
-    base = HierarchicalEPLogistic(3, n_partitions=3).fit(G, y)
+    mode = dict(hyperparameters="mode")
+    base = HierarchicalEPLogistic(3, n_partitions=3, **mode).fit(G, y)
     for parts in (
         [(G[m], y[m]) for m in masks],
         [load(k, "r") for k in range(3)],
         [functools.partial(load, k) for k in range(3)],
         [(G[m], y[m], np.ones(m.sum())) for m in masks],
     ):
-        clf = HierarchicalEPLogistic(3).fit(parts)
+        clf = HierarchicalEPLogistic(3, **mode).fit(parts)
         assert max(apart(clf, base)) < 2e-3
         np.testing.assert_allclose(clf.predict_proba(G), base.predict_proba(G), atol=1e-3)
         assert clf.partition_.tolist() == (np.arange(24) % 3).tolist()
@@ -731,6 +739,7 @@ def test_lists_of_partitions(tmp_path):
         HierarchicalEPLogistic(3).fit([])
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_bits():
     X, y, g = grouped()
     clf = HierarchicalEPLogistic(n_partitions=3, n_jobs=2).fit(X, y, groups=g)
@@ -755,7 +764,8 @@ class PickleEach:
         return False
 
 
-@pytest.mark.parametrize("engine", ["ep", "laplace"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ep", pytest.param("laplace", marks=pytest.mark.slow)])
 def test_a_copy_from_the_middle_of_a_fit_is_not_fitted_but_the_model_so_far_is(engine):
     pytest.importorskip("sklearn.callback")
     X, y, g = grouped()
@@ -834,10 +844,14 @@ def test_warnings_name_the_regime():
         HierarchicalEPLogistic().fit(X, y, groups=np.zeros(len(y)))
     with pytest.warns(UserWarning, match="every group has one row"):
         HierarchicalEPLogistic(max_iter=50).fit(X[:60], y[:60], groups=np.arange(60))
+
+
+@pytest.mark.slow
+def test_groups_of_one_class_in_partitions_are_told_of():
     rng = np.random.default_rng(8)
-    g = np.repeat(np.arange(100), 2)
-    X = rng.standard_normal((200, 1))
-    y = (10 * rng.standard_normal(100)[g] + X[:, 0] > 0).astype(int)
+    g = np.repeat(np.arange(50), 2)
+    X = rng.standard_normal((100, 1))
+    y = (10 * rng.standard_normal(50)[g] + X[:, 0] > 0).astype(int)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         with pytest.warns(UserWarning, match="importance"):
@@ -939,7 +953,7 @@ def test_groups_forgotten_at_prediction_are_told_once_a_fit():
 
 
 def test_parameters_that_do_nothing_are_named():
-    X, y, g = grouped()
+    X, y, g = (v[:80] for v in grouped())
     quick = dict(max_iter=20, tol=1.0, random_state=0)
     for kw, match in (
         (dict(engine="laplace", schedule="serial"), "schedule='serial' does nothing"),

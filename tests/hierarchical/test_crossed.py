@@ -61,7 +61,7 @@ def apart(a, b):
 # ---------------------------------------------------------------------------- truth
 
 
-@pytest.mark.parametrize("name", ["crossed2", "small"])
+@pytest.mark.parametrize("name", [pytest.param("crossed2", marks=pytest.mark.slow), "small"])
 def test_against_gibbs_sampling(name):
     X, y, G = (ARRAYS[f"{name}_{k}"] for k in ("X", "y", "G"))
     d, truth = X.shape[1], ORACLE[name]
@@ -98,7 +98,7 @@ def test_messages_against_gibbs_sampling():
     np.testing.assert_allclose(est.coef_std_[0], truth["coef_sd"], rtol=0.04)
 
 
-@pytest.mark.parametrize("mean", [-2.0, 1.5])
+@pytest.mark.parametrize("mean", [pytest.param(-2.0, marks=pytest.mark.slow), 1.5])
 def test_scales_are_found_from_afar(mean):
     """A secant gone wrong takes short steps, which once looked like the end of the search."""
     X, y, G = people_and_items()
@@ -112,6 +112,7 @@ def test_scales_are_found_from_afar(mean):
     assert np.max(np.abs(np.log(far.tau_[0] / ep.tau_[0]))) < 0.03
 
 
+@pytest.mark.slow
 def test_the_engines_agree_where_groups_have_rows():
     X, y, G = people_and_items(3000, (40, 30), (1.0, 0.7), 0)
     Z = np.column_stack([X, G])
@@ -127,6 +128,7 @@ def test_the_engines_agree_where_groups_have_rows():
     )
 
 
+@pytest.mark.slow
 def test_slopes_that_vary_by_a_shared_and_by_the_local_factor():
     rng = np.random.default_rng(0)
     g, h = np.repeat(np.arange(30), 25), np.tile(np.arange(10), 75)
@@ -192,8 +194,9 @@ def test_nested_levels_by_combination_or_by_labels_of_their_own():
     X, y, G = people_and_items(300, (25, 5))
     district, region = G[:, 0], G[:, 0] // 5
     rows = np.column_stack([X, region, district, district % 5])
-    own = HierarchicalEPLogistic([2, 3]).fit(rows[:, :4], y)
-    pairs = HierarchicalEPLogistic([2, (2, 3)]).fit(np.delete(rows, 3, axis=1), y)
+    own = HierarchicalEPLogistic([2, 3], refine=False).fit(rows[:, :4], y)
+    pairs = HierarchicalEPLogistic([2, (2, 3)], refine=False)
+    pairs.fit(np.delete(rows, 3, axis=1), y)
     assert apart(own, pairs) < 1e-8 and pairs.group_labels_[1][7] == (1.0, 2.0)
     np.testing.assert_allclose(pairs.group_effects_[1], own.group_effects_[1], atol=1e-8)
     assert list(pairs.summary().scales["factor"]) == ["2", "2:3"]
@@ -203,10 +206,10 @@ def test_nested_levels_by_combination_or_by_labels_of_their_own():
     np.testing.assert_allclose(new, by_label, rtol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["ep", "messages"])
+@pytest.mark.parametrize("engine", [pytest.param("ep", marks=pytest.mark.slow), "messages"])
 def test_integer_weights_are_copies(engine):
-    X, y, G = people_and_items(160, (30, 6))
-    w = np.random.default_rng(0).integers(0, 4, 160)
+    X, y, G = people_and_items(100, (20, 5))
+    w = np.random.default_rng(0).integers(0, 4, 100)
     Z = np.column_stack([X, G])
     est = HierarchicalEPLogistic([2, 3], engine=engine, **LIGHT[engine])
     a, b = quiet(clone(est), Z, y, sample_weight=w), quiet(clone(est), Z.repeat(w, 0), y.repeat(w))
@@ -236,9 +239,9 @@ def test_one_factor_in_a_list_is_that_factor():
 def test_small_groups_where_one_factor_alone_is_wrong():
     """Groups of two and three rows with a large scale: sites of rows find tau far too small."""
     rng = np.random.default_rng(0)
-    g = np.repeat(np.arange(250), 2 + np.arange(250) % 2)
+    g = np.repeat(np.arange(120), 2 + np.arange(120) % 2)
     x = rng.normal(size=len(g))
-    y = (rng.random(len(g)) < expit(x + 4.0 * rng.normal(size=250)[g])).astype(int)
+    y = (rng.random(len(g)) < expit(x + 4.0 * rng.normal(size=120)[g])).astype(int)
     est = HierarchicalEPLogistic([1]).fit(np.column_stack([x, g]), y)
     # the likelihood of each group by a fine rule in u, on a grid over all parameters
     u = np.linspace(-8, 8, 201)
@@ -246,10 +249,10 @@ def test_small_groups_where_one_factor_alone_is_wrong():
     weight /= weight.sum()
     sign = np.where(y == 1, 1.0, -1.0)
     starts = np.flatnonzero(np.r_[True, np.diff(g) > 0])
-    theta = np.linspace(0.6, 2.4, 19)
-    coef = est.coef_[0, 0] + est.coef_std_[0, 0] * np.linspace(-3.5, 3.5, 7)
-    intercept = est.intercept_[0] + np.sqrt(est.coef_cov_[1, 1]) * np.linspace(-3.5, 3.5, 7)
-    log_p = np.empty((19, 7, 7))
+    theta = np.linspace(0.6, 2.4, 13)
+    coef = est.coef_[0, 0] + est.coef_std_[0, 0] * np.linspace(-3.5, 3.5, 5)
+    intercept = est.intercept_[0] + np.sqrt(est.coef_cov_[1, 1]) * np.linspace(-3.5, 3.5, 5)
+    log_p = np.empty((13, 5, 5))
     for i, t in enumerate(theta):
         for j, b in enumerate(coef):
             for k, c in enumerate(intercept):
@@ -287,7 +290,10 @@ def test_unseen_levels_are_integrated_factor_by_factor(engine):
     assert est.score(Z, y) > est.score(nobody, y) and est.predict(Z).shape == (n,)
 
 
-@pytest.mark.parametrize(("engine", "n_samples"), [("ep", 3000), ("messages", 1500)])
+@pytest.mark.parametrize(
+    ("engine", "n_samples"),
+    [("ep", 3000), pytest.param("messages", 1500, marks=pytest.mark.slow)],
+)
 def test_draws_are_those_of_the_latent_moments(engine, n_samples):
     X, y, G = people_and_items()
     est = fitted(engine)
@@ -394,7 +400,7 @@ def test_summary_display_diagnosis_and_pickles():
     assert "no named group" in unseen.remarks[-1]
 
 
-@pytest.mark.parametrize("engine", ["ep", "messages"])
+@pytest.mark.parametrize("engine", [pytest.param("ep", marks=pytest.mark.slow), "messages"])
 def test_warm_start_goes_on_from_the_mode(engine):
     X, y, G = people_and_items()
     Z = np.column_stack([X, G])
@@ -461,7 +467,14 @@ def test_draws_without_rows_have_the_moments_of_predictions():
     assert b"FactorRows" not in pickle.dumps(est)  # none of them is kept
 
 
-@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 2), ("loky", 2), ("dask", None)])
+@pytest.mark.parametrize(
+    ("backend", "n_jobs"),
+    [
+        ("threading", 2),
+        pytest.param("loky", 2, marks=pytest.mark.slow),
+        pytest.param("dask", None, marks=pytest.mark.slow),
+    ],
+)
 def test_backends_give_the_same_bits(backend, n_jobs, dask_workers):
     est = HierarchicalEPLogistic([2, 3], max_iter=1, hyperparameters="mode")
     alone = quiet(clone(est), spread(2))
@@ -491,7 +504,7 @@ def test_rows_without_label_in_partitions_are_levels_without_name():
     np.testing.assert_allclose(parts.tau_, whole.tau_, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ep", "messages", "parts"])
+@pytest.mark.parametrize("kind", [pytest.param("ep", marks=pytest.mark.slow), "messages", "parts"])
 def test_checkpoints_resume_and_refuse_other_data(kind, tmp_path):
     X, y, G = people_and_items()
     engine = "messages" if kind == "parts" else kind
@@ -640,6 +653,7 @@ def test_bad_data_are_named_before_any_work():
         beside.predict_proba(X, groups=np.column_stack([G, G[:, 0]]))
 
 
+@pytest.mark.slow
 def test_levels_of_one_class_and_a_large_scale_converge():
     """Undamped sweeps run away here: the search ended at scale .8 where the posterior is at 20.
 
@@ -698,6 +712,7 @@ def held_against(est, stored, order=None, tau=0.25, end=0.4, width=1.25):
     assert gap.max() < 0.1
 
 
+@pytest.mark.slow
 def test_nested_factors_against_gibbs_sampling():
     Z, y = pupils(2, 1, 520, 5, 5, (0.7, 0.6))
     stored = oracle("groups")["two"]

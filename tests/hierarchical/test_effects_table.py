@@ -40,7 +40,8 @@ def test_one_factor_with_a_slope():
 
 
 def test_list_of_factors_with_a_combination():
-    est = fitted(["item", ("item", "school")], random_slopes={"item": "hours"})
+    kept = dict(random_slopes={"item": "hours"}, hyperparameters="mode")
+    est = fitted(["item", ("item", "school")], **kept)
     frame = est.group_effects_frame()
     both = frame[frame["factor"] == "item:school"]
     assert both["level"].tolist() == est.group_labels_[1].tolist()

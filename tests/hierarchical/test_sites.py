@@ -181,7 +181,17 @@ def test_tilted_distribution_against_exact_integrals(case):
     assert np.all((ratio > (0.94 if one_class else 0.96)) & (ratio < 1.02))
 
 
-@pytest.mark.parametrize("case", ORACLE["exact_cases"], ids=lambda c: c["name"])
+LONG = "singletons", "one_class_groups"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (case["name"] in LONG))
+        for case in ORACLE["exact_cases"]
+    ],
+    ids=lambda c: c["name"],
+)
 def test_importance_against_exact_integrals(case):
     cavity = Natural(
         np.array(case["cavity_precision"]),
@@ -229,9 +239,8 @@ def nuts_case(name, n_draws):
     return case, case_rows(case), cavity, state, draws.ImportanceSettings(n_draws, 0.5, 0)
 
 
-@pytest.mark.parametrize(
-    "name", ["four_groups", pytest.param("one_class_groups", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["four_groups", "one_class_groups"])
 def test_nuts_against_exact_integrals(name):
     pytest.importorskip("nutpie")
     case, rows, cavity, state, settings = nuts_case(name, 2000)
@@ -244,7 +253,8 @@ def test_nuts_against_exact_integrals(name):
     np.testing.assert_allclose(np.sqrt(np.diag(site.moments.cov)) / sd, 1.0, atol=0.17)
 
 
-@pytest.mark.parametrize("q", [0, *(pytest.param(q, marks=pytest.mark.slow) for q in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("q", [0, 1, 2])
 def test_nuts_has_the_moments_of_ep_where_that_is_right(q):
     """Without the scores of draws sds are off by up to 13 %, and means by .1 sd."""
     pytest.importorskip("nutpie")
@@ -462,6 +472,7 @@ def rows_of_part(k, folder):
 
 
 # joblib's own resource tracker may warn of the files that the dead worker held
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_killed_process_is_replaced_and_its_work_redone(tmp_path):
     parts = [functools.partial(rows_of_part, k, str(tmp_path)) for k in range(3)]

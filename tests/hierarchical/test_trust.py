@@ -28,6 +28,7 @@ def diagnosed(separated):
     return est, est.diagnose(**again)
 
 
+@pytest.mark.slow
 def test_the_part_that_is_badly_approximated_is_named():
     _, good = diagnosed(False)
     sizes = [(p.part, p.n_rows, p.n_groups) for p in good.parts]
@@ -86,6 +87,7 @@ def in_memory():
     return tuple(map(np.concatenate, zip(*parts(False), strict=True)))
 
 
+@pytest.mark.slow
 def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
     X, y = in_memory()
     given, found = (HierarchicalEPLogistic(3, n_partitions=k).fit(X, y) for k in (5, "adaptive"))

@@ -155,7 +155,7 @@ def test_slopes_that_do_not_vary_within_groups_are_told_of(by_group):
     frame = pd.DataFrame(dict(x=rng.normal(size=96), c=0.3 * g if by_group else 1.0, g=g))
     y = rng.integers(2, size=96)
     with pytest.warns(UserWarning, match="slope 2 in random_slopes does not vary within groups"):
-        HierarchicalEPLogistic("g", random_slopes=["x", "c"], refine=False).fit(frame, y)
+        HierarchicalEPLogistic("g", random_slopes=["x", "c"], hyperparameters="mode").fit(frame, y)
 
 
 def test_a_model_of_groups_alone():

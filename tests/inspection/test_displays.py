@@ -237,10 +237,11 @@ def test_reliability_display_against_counts_by_hand(moons):
     assert display.counts.sum() == 60 and display.ax_.get_xlabel() == "stated probability"
 
 
-def test_bands_hold_calibrated_shares_as_often_as_they_say():
+@pytest.mark.parametrize("n_tables", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_bands_hold_calibrated_shares_as_often_as_they_say(n_tables):
     rng = np.random.default_rng(2)
     inside = []
-    for _ in range(100):
+    for _ in range(n_tables):
         stated = rng.uniform(size=800)
         display = ReliabilityDisplay.from_predictions(stated, rng.uniform(size=800) < stated)
         inside.append(np.abs(display.observed - display.stated) < display.band)
@@ -266,7 +267,8 @@ def pupils(n=1200, n_schools=100):
 
 def test_group_effects_furthest_from_zero_are_drawn_under_their_names():
     X, y = pupils()
-    est = HierarchicalEPLogistic("school", random_slopes=["hours"], refine=False, n_partitions=1)
+    kept = dict(hyperparameters="mode", n_partitions=1)
+    est = HierarchicalEPLogistic("school", random_slopes=["hours"], **kept)
     est.fit(X.drop(columns="region"), y)
     display = GroupEffectsDisplay.from_estimator(est, effect=1, top=12)
     mean, sd = est.group_effects_[:, 1], est.group_effects_std_[:, 1]
@@ -289,7 +291,7 @@ def test_group_effects_of_a_list_are_those_of_the_factor_that_was_asked_for():
     X, y = pupils()
     factors = ["region", ("region", "school")]
     slopes = {"region": ["hours"]}
-    est = HierarchicalEPLogistic(factors, random_slopes=slopes, refine=False).fit(X, y)
+    est = HierarchicalEPLogistic(factors, random_slopes=slopes, hyperparameters="mode").fit(X, y)
     display = GroupEffectsDisplay.from_estimator(est, factor=1, top=5)
     assert display.ax_.get_title() == "HierarchicalEPLogistic: region:school\n5 of 100 shown"
     label = display.ax_.get_yticklabels()[0].get_text()
@@ -435,7 +437,7 @@ def test_groups_and_columns_of_a_pipeline_have_their_names():
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"hours": rng.normal(size=120), "school": rng.integers(8, size=120)})
     y = rng.integers(2, size=120)
-    last = HierarchicalEPLogistic(1, random_slopes=[0], refine=False)
+    last = HierarchicalEPLogistic(1, random_slopes=[0], hyperparameters="mode")
     keep = FunctionTransformer(np.asarray, feature_names_out="one-to-one")
     model = make_pipeline(keep, last).fit(X, y)
     display = GroupEffectsDisplay.from_estimator(model, effect=1)
