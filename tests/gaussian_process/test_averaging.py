@@ -548,7 +548,13 @@ def test_several_classes_with_label_errors():
     assert pickle.loads(pickle.dumps(clf)).predict_proba(X).shape == (60, 3)
 
 
-@pytest.mark.parametrize(("n", "d", "seed"), [(40, 1, 0), (40, 1, 1), (30, 2, 2)])
+@pytest.mark.parametrize(
+    ("n", "d", "seed"),
+    [
+        (40, 1, 0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((40, 1, 1), (30, 2, 2))),
+    ],
+)
 def test_left_out_rows_are_predicted_as_by_fits_without_them(n, d, seed):
     """With the weights that nodes had with the row the logs are .015 to .023 too high."""
     X, y = rows(n, d, seed)
@@ -565,7 +571,13 @@ KEPT = dict(kernel=RBF(0.7), optimizer=None)
 
 @pytest.mark.parametrize(
     ("n_classes", "settings"),
-    [(2, {}), (2, KEPT), (3, KEPT), (2, KEPT | {"points": 15}), (3, KEPT | {"points": 15})],
+    [
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        (2, KEPT),
+        (3, KEPT),
+        (2, KEPT | {"points": 15}),
+        (3, KEPT | {"points": 15}),
+    ],
 )
 def test_of_a_row_of_half_a_copy_all_is_left_out(n_classes, settings):
     """With a whole copy taken out the logs were .04 to .1 too low."""

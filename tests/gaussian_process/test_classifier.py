@@ -625,8 +625,14 @@ def test_length_gradient_of_rows_many_lengths_apart():
 
 
 @pytest.mark.parametrize("make", BOTH)
-@pytest.mark.parametrize("method", ["dense", "sparse"])
-@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize(
+    ("method", "n_classes"),
+    [
+        ("dense", 2),
+        ("sparse", 3),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in (("dense", 3), ("sparse", 2))),
+    ],
+)
 def test_class_weight_is_sample_weight(make, method, n_classes):
     rng = np.random.RandomState(0)
     X = rng.randn(40, 2)

@@ -124,6 +124,7 @@ def test_partitions_in_every_form_give_the_same():
     np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_futures_of_a_cluster_are_partitions():
     """Data that wait on workers are used there, or fetched where no cluster is asked for."""
     distributed = pytest.importorskip("distributed")
@@ -169,9 +170,9 @@ def test_n_jobs_changes_no_bit(d):
 
 # learning is cut short on purpose
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("batch_size", [None, 2000])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 1500])
 def test_n_jobs_changes_no_bit_of_many_rows(batch_size):
-    X, y = toy(10_000, 8)
+    X, y = toy(6_000, 8)
     kw = dict(n_inducing=20, n_partitions=3, max_iter=2, max_sweeps=2, random_state=0)
     one, two = (
         EPGaussianProcessClassifier(batch_size=batch_size, n_jobs=j, **kw).fit(X, y) for j in (1, 2)
@@ -389,6 +390,7 @@ def test_a_stream_tells_its_log_score_and_follows_a_drift():
     assert not hasattr(steady.fit(X, y), "stream_log_score_")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_stream_learns_kernel_and_inducing_points():
     X, y = toy(3000, 2, 3, noise=0.5)
@@ -403,6 +405,7 @@ def test_stream_learns_kernel_and_inducing_points():
     assert log_loss(est, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
 
 
+@pytest.mark.slow
 def test_a_stream_learns_lengths_by_column_from_its_first_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 8))

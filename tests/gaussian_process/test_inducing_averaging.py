@@ -81,7 +81,7 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     assert few.fit(X, y).hyperparameters_used_ == "mode"
 
 
-@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("moved", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_average_of_few_rows_depends_on_their_content_alone(moved):
     X, y = rows(100)
     order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
@@ -104,6 +104,7 @@ def test_the_average_of_few_rows_depends_on_their_content_alone(moved):
     assert np.all(np.isfinite(more.predict_proba(X)))
 
 
+@pytest.mark.slow
 def test_intervals_are_wider_than_at_the_mode_and_cover():
     """Functions drawn from the prior of kernels, seen at few rows."""
     inside = {"mode": [], "integrate": []}
@@ -126,6 +127,7 @@ def test_intervals_are_wider_than_at_the_mode_and_cover():
     assert np.mean(inside["integrate"]) > 0.8
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_workers_and_hardly_on_partitions():
     X, y = rows(320)
     fits = [
@@ -240,9 +242,11 @@ def test_label_errors_are_found_through_few_points():
         assert abs(clf.label_noise_ - 0.15) < 0.06
 
 
-def test_label_errors_of_many_rows_go_through_points_without_a_step():
-    X, y = rows(1001)
-    y = np.where(np.random.default_rng(1).uniform(size=1001) < 0.15, 1 - y, y)
+@pytest.mark.parametrize("n", [501, pytest.param(1001, marks=pytest.mark.slow)])
+def test_label_errors_of_many_rows_go_through_points_without_a_step(n, monkeypatch):
+    monkeypatch.setattr(LIMITS, "averaged", n - 1)
+    X, y = rows(n)
+    y = np.where(np.random.default_rng(1).uniform(size=n) < 0.15, 1 - y, y)
     through = RelaxedEPClassifier(random_state=0).fit(X, y)
     assert through.method_ == "sparse" and through.hyperparameters_used_ == "integrate"
     assert len(through.inducing_points_) == 400 and through.converged_

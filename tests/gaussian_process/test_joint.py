@@ -118,7 +118,7 @@ def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_gradients_are_differences_of_evidences(points, n_classes):
-    X, y = toy(40, n_classes, 7)
+    X, y = toy(30, n_classes, 7)
     given = dict(method="sparse", inducing_points=X[:15], learn_inducing=False) if points else {}
     exact = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
     tol = 1e-9 if n_classes == 2 else 1e-3
@@ -220,6 +220,7 @@ def test_settings_that_exclude_a_joint_posterior_are_named(setting, name):
         est.set_params(multi_class="softmax").fit(X, y)
 
 
+@pytest.mark.slow
 def test_a_search_that_begins_with_some_rows_ends_at_the_mode_of_all():
     """Six classes with 300 rows: a search that ends at the first step down is twelve nats lower."""
     X, y = make_classification(

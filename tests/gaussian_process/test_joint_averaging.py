@@ -44,7 +44,7 @@ def exact_nodes(monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "likelihood"),
     [
-        (None, "probit"),
+        pytest.param(None, "probit", marks=pytest.mark.slow),
         (KERNEL, "logit"),
         pytest.param(None, "logit", marks=pytest.mark.slow),
         pytest.param(KERNEL, "probit", marks=pytest.mark.slow),
@@ -93,7 +93,7 @@ def test_by_default_one_length_of_all_classes_is_at_its_mode():
     assert one_column.hyperparameters_used_ == "mode"
 
 
-@pytest.mark.parametrize("kernel", [None, KERNEL])
+@pytest.mark.parametrize("kernel", [pytest.param(None, marks=pytest.mark.slow), KERNEL])
 def test_names_of_classes_order_of_rows_and_weights(kernel):
     X, y = rows(32, n_classes=4)
     new = rows(20, seed=1)[0]
@@ -229,7 +229,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+LONG = "separable", "one row of a class"
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=pytest.mark.slow) if w in LONG else w for w in HOSTILE]
+)
 def test_hostile_data(what):
     X, y = HOSTILE[what](*rows(40))
     with warnings.catch_warnings():

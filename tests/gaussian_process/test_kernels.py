@@ -1,5 +1,6 @@
 """Kernels of structure: derivatives, equivalences, and fits with them."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -160,7 +161,7 @@ def additive_rows(n, rng):
     return X, (f + rng.normal(size=n) > 0).astype(int)
 
 
-@pytest.mark.parametrize("kind", [GroupedRBF, AdditiveRBF])
+@pytest.mark.parametrize("kind", [GroupedRBF, pytest.param(AdditiveRBF, marks=pytest.mark.slow)])
 def test_fits_by_all_methods(kind):
     rng = np.random.default_rng(2)
     X, y = additive_rows(200, rng)
@@ -207,9 +208,17 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize("kernel", WIDE, ids=str)
-@pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
-@pytest.mark.parametrize("n_classes", [2, 3])
+MODELS = [EPGaussianProcessClassifier, RelaxedEPClassifier]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "model", "n_classes"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (k % 2 and case[1:] != (MODELS[0], 2)))
+        for k, kernel in enumerate(WIDE)
+        for case in itertools.product([kernel], MODELS, [2, 3])
+    ],
+)
 def test_more_columns_than_rows_of_the_same_distances(kernel, model, n_classes):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(60, 4))

@@ -140,7 +140,7 @@ def test_minimiser_oracle(cost):
 def test_minimiser_beats_a_fine_grid(rate):
     rng = np.random.RandomState(1)
     z0, mubar = 3 * rng.randn(200), 8 * rng.randn(200)
-    grid = np.concatenate([[0.0], np.geomspace(1e-5, 1e3, 8000)])[:, None]
+    grid = np.concatenate([[0.0], np.geomspace(1e-5, 1e3, 4000)])[:, None]
     for cost in ("mass", "normalised"):
         gamma = relaxed_gamma(z0, mubar, 0.05, rate, cost)
         ours = relaxed_cost(gamma, z0, mubar, 0.05, rate, cost)
@@ -239,7 +239,7 @@ def test_improper_sites_raise():
 def test_cumulants_of_a_step(rate):
     y, mean, var = np.array([1.0, -1.0, 1.0, -1.0]), np.array([0.3, 1.5, -2.5, -4.0]), 1.7
     log_z, found = LabelErrorStep(rate, 0.7).cumulants(y, mean, np.full(4, var))
-    g = np.linspace(-20.0, 20.0, 800_001)
+    g = np.linspace(-20.0, 20.0, 400_001)
     for k in range(4):
         side = np.where(y[k] * g > 0, (1.0 - rate) ** 0.7, rate**0.7)
         density = side * np.exp(-0.5 * (g - mean[k]) ** 2 / var) / np.sqrt(2.0 * np.pi * var)
@@ -318,7 +318,14 @@ def test_the_double_loop_begins_at_sites_without_a_cavity():
     assert abs(result.evaluation.record["log_evidence"] - clf.log_evidence_) < 1e-5
 
 
-@pytest.mark.parametrize("rule", [dict(rule="ep"), dict(rule="power", power=0.8), dict()])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        dict(rule="ep"),
+        pytest.param(dict(rule="power", power=0.8), marks=pytest.mark.slow),
+        dict(),
+    ],
+)
 def test_a_bare_step_comes_to_rest_where_sweeps_do_not(rule):
     X, y, _ = make_noisy_labels_classification(200, flip=0.1, random_state=2)
     kept = dict(optimizer=None, label_noise=0.1, latent_noise=1e-6, max_iter=200)

@@ -52,8 +52,14 @@ def log_z_by_quadrature(rate, noise, y, mean, var):
     return np.log((1.0 - rate) * p + rate * (1.0 - p) / (K - 1))
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 5.0])
-@pytest.mark.parametrize("n_classes", [2, 3, 5])
+QUICK = [(2, 0.3), (3, 1.0), (4, 5.0)]
+ALL = [(n_classes, noise) for n_classes in (2, 3, 5) for noise in (0.3, 1.0, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "noise"),
+    [*QUICK, *(pytest.param(*c, marks=pytest.mark.slow) for c in ALL if c not in QUICK)],
+)
 def test_tilted_moments_are_those_of_quadrature(n_classes, noise):
     rng, rate = np.random.RandomState(n_classes), 0.2
     y, mean = np.arange(n_classes), 2.0 * rng.randn(n_classes, n_classes)
@@ -109,7 +115,7 @@ def test_no_errors_is_the_joint_classifier():
     np.testing.assert_array_equal(est.noise_proba_, 0.0)
 
 
-@pytest.mark.parametrize("n_classes", [3, 4])
+@pytest.mark.parametrize("n_classes", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_close_to_the_exact_posterior(n_classes):
     X, y = toy(6, n_classes, 5, rate=0.0)
     y[0] = y[5]
@@ -175,7 +181,7 @@ def test_names_of_classes_order_of_rows_and_weights():
     assert np.all(np.isnan(weighted.noise_proba_[weight == 0]))
 
 
-@pytest.mark.parametrize("n_classes", [3, 5])
+@pytest.mark.parametrize("n_classes", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_all_rows_as_inducing_points_is_dense(n_classes):
     X, y = toy(70, n_classes, 4)
     dense = fixed().fit(X, y)
@@ -201,10 +207,11 @@ def test_partitions_change_nothing():
         np.testing.assert_allclose(other.noise_proba_, one.noise_proba_, atol=1e-9)
 
 
-def test_learns_what_wrong_labels_hide():
+@pytest.mark.parametrize("n_seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_learns_what_wrong_labels_hide(n_seeds):
     X, y = load_iris(return_X_y=True)
     X, lower = StandardScaler().fit_transform(X), []
-    for seed in range(3):
+    for seed in range(n_seeds):
         rng = np.random.RandomState(seed)
         train, test, own, held = train_test_split(X, y, stratify=y, random_state=seed)
         told, wrong = flipped(own, 3, 0.2, rng)
@@ -219,9 +226,10 @@ def test_learns_what_wrong_labels_hide():
     assert np.min(lower) > 0
 
 
-def test_the_rate_is_near_the_truth():
+@pytest.mark.parametrize("n_seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_rate_is_near_the_truth(n_seeds):
     off = []
-    for seed in range(4):
+    for seed in range(n_seeds):
         X, clean = toy(200, 3, seed, rate=0.0)
         y, wrong = flipped(clean, 3, 0.15, np.random.RandomState(seed + 50))
         est = RelaxedEPClassifier(hyperparameters="mode").fit(X, y)

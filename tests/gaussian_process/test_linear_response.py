@@ -1,5 +1,7 @@
 """The linear response of EP is the derivative of the means in a push on the latent values."""
 
+import itertools
+
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
@@ -43,11 +45,19 @@ def fitted(factor, X, y, weight, **kw):
     return clf.fit(X, y, sample_weight=weight)
 
 
-@pytest.mark.parametrize("factor", [Probit(), Logit(), LabelNoise(0.15)])
-@pytest.mark.parametrize("power", [1.0, 0.5])
-@pytest.mark.parametrize("copies", [False, True])
-def test_corrected_variances_are_derivatives_of_the_fixed_point(factor, power, copies):
-    X, y, weight = rows()
+FACTORS = {"probit": Probit(), "logit": Logit(), "wrong labels": LabelNoise(0.15)}
+QUICK = ("probit", 1.0, False), ("logit", 0.5, True), ("wrong labels", 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "power", "copies"),
+    [
+        pytest.param(*setting, marks=[pytest.mark.slow] * (setting not in QUICK))
+        for setting in itertools.product(FACTORS, [1.0, 0.5], [False, True])
+    ],
+)
+def test_corrected_variances_are_derivatives_of_the_fixed_point(name, power, copies):
+    (X, y, weight), factor = rows(), FACTORS[name]
     weight, eps = weight if copies else np.ones(9), 1e-4
     clf = fitted(factor, X, y, weight, power=power)
     plain, corrected = (clf.latent_mean_and_variance(X, corrected=c)[1] for c in (False, True))

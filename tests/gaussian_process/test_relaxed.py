@@ -216,6 +216,7 @@ def test_a_sequential_sweep_is_that_of_a_naive_loop(damping):
     np.testing.assert_allclose([clf.site_precision_, clf.site_shift_], expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_where_sequential_sweeps_do_not_rest_the_double_loop_does():
     X, y = small(60, seed=3, flip=0.3)
     bare = dict(latent_noise=1e-4, tol=1e-4, max_iter=1000)

@@ -41,9 +41,9 @@ def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch)
     [
         (EPGaussianProcessClassifier, 2, "auto"),
         # nodes of three classes end where a step gains less than a tenth of a nat
-        (EPGaussianProcessClassifier, 3, "mode"),
+        pytest.param(EPGaussianProcessClassifier, 3, "mode", marks=pytest.mark.slow),
         (RelaxedEPClassifier, 2, "auto"),
-        (RelaxedEPClassifier, 3, "auto"),
+        pytest.param(RelaxedEPClassifier, 3, "auto", marks=pytest.mark.slow),
     ],
 )
 def test_weights_choose_as_repeated_rows_where_these_are_many(kind, n_classes, how):

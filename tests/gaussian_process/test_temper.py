@@ -43,9 +43,10 @@ def test_weights_are_repeated_rows():
     assert weighed.variance_temper_ == pytest.approx(repeated.variance_temper_, rel=1e-3)
 
 
-def test_little_is_lost_where_labels_come_from_the_model():
+@pytest.mark.parametrize("n_seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_little_is_lost_where_labels_come_from_the_model(n_seeds):
     losses = []
-    for seed in range(4):
+    for seed in range(n_seeds):
         X, y = of_the_model(seed, 500)
         est = fit(X[:100], y[:100])
         assert 0.7 < est.variance_temper_ <= 1.0
@@ -55,17 +56,17 @@ def test_little_is_lost_where_labels_come_from_the_model():
     assert np.mean(losses) < 0.001
 
 
-def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain():
-    gains = []
-    for load, n in ((load_digits, 150), (load_wine, 100)):
-        X, y = load(return_X_y=True)
-        A, B, a, b = train_test_split(X, y, train_size=n, random_state=0, stratify=y)
-        scale = A.std(0) + 1e-9
-        tempered = fit(A / scale, a)
-        plain = fit(A / scale, a, multi_class="joint")
-        assert tempered.variance_temper_ < 0.7 and plain.variance_temper_ is None
-        gains.append(1.0 - log_loss(tempered, B / scale, b) / log_loss(plain, B / scale, b))
-    assert min(gains) > 0.1
+@pytest.mark.parametrize(
+    ("load", "n"), [pytest.param(load_digits, 150, marks=pytest.mark.slow), (load_wine, 100)]
+)
+def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain(load, n):
+    X, y = load(return_X_y=True)
+    A, B, a, b = train_test_split(X, y, train_size=n, random_state=0, stratify=y)
+    scale = A.std(0) + 1e-9
+    tempered = fit(A / scale, a)
+    plain = fit(A / scale, a, multi_class="joint")
+    assert tempered.variance_temper_ < 0.7 and plain.variance_temper_ is None
+    assert 1.0 - log_loss(tempered, B / scale, b) / log_loss(plain, B / scale, b) > 0.1
 
 
 def test_draws_and_intervals_are_those_of_the_predictions():
@@ -81,7 +82,7 @@ def test_draws_and_intervals_are_those_of_the_predictions():
 def test_it_is_what_refits_without_a_row_ask_for():
     """The most certain gain: the top of a parabola through the best of a grid."""
     X, y = load_wine(return_X_y=True)
-    X, y = ((X - X.mean(0)) / X.std(0))[::3], y[::3]
+    X, y = ((X - X.mean(0)) / X.std(0))[::5], y[::5]
     est = fit(X, y, kernel=RBF(3.0), hyperparameters="mode", tol=1e-6)
     log_temper, rows = np.arange(-16, 1) / 8.0, np.arange(len(y))
     log_p = np.empty((len(log_temper), len(y)))
