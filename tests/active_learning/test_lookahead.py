@@ -232,10 +232,24 @@ def test_single_precision_rates_rows_as_double_does(monkeypatch, multi_class, na
     assert set(np.argsort(got)[-10:]) == set(np.argsort(truth)[-10:])
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("multi_class", ["joint", "one_vs_rest"])
+MODE = dict(hyperparameters="mode", max_iter=200)
+PAIRS = [("joint", {}, True), ("joint", MODE, False), ("one_vs_rest", dict(calibration=None), True)]
+REST = [
+    ("joint", {}, False),
+    ("joint", MODE, True),
+    ("joint", dict(calibration=None), False),
+    ("joint", dict(calibration=None), True),
+    ("one_vs_rest", {}, False),
+    ("one_vs_rest", {}, True),
+    ("one_vs_rest", MODE, False),
+    ("one_vs_rest", MODE, True),
+    ("one_vs_rest", dict(calibration=None), False),
+]
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, dict(hyperparameters="mode", max_iter=200), dict(calibration=None)]
+    ("multi_class", "settings", "sparse"),
+    [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],
 )
 def test_covariances_with_kept_reference_rows_are_the_covariances(multi_class, settings, sparse):
     X, y = iris()

@@ -497,8 +497,14 @@ def test_scikit_activeml_strategy_chooses_what_query_chooses(small):
 ADAPTED = ("margin", "uncertainty", "entropy", "bald", "information_gain", "variance_reduction")
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [
+        *((name, True) for name in ADAPTED),
+        (ADAPTED[0], False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ADAPTED[1:]),
+    ],
+)
 def test_skactiveml_query_fits_to_the_labelled_rows(small, name, wrapped):
     pytest.importorskip("skactiveml")
     from skactiveml.classifier import SklearnClassifier

@@ -248,7 +248,7 @@ def test_other_priors_and_groups_are_averaged_too():
     assert groups.hyper_weights_ @ groups.hyper_nodes_[:, 0] == pytest.approx(log_mean)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_evidence_of_groups_is_that_of_a_common_factor(seed):
     """By grids of both coefficients and of the log variances; proportions count as known."""
     rng = np.random.default_rng(seed)
@@ -321,6 +321,12 @@ def test_auto_takes_the_cheaper_way_to_variances():
     some = sparse_rows(rng, 450, 5000)
     assert fit(*some, **rough).variance_method_ == "calibrated"
     assert fit(*some, prior_variance=1.0, **rough).variance_method_ == "exact"  # of one scale
+
+
+@pytest.mark.slow
+def test_auto_takes_the_cheaper_way_to_variances_of_more_rows():
+    rng = np.random.default_rng(0)
+    rough = dict(max_iter=1, tol=1e9, random_state=0)
     texts, y = sparse_rows(rng, 700, 5000)
     many = fit(texts, y, **rough)
     assert (many.variance_method_, many.hyperparameters_used_) == ("calibrated", "mode")

@@ -362,6 +362,7 @@ def test_many_coefficients_of_all_classes_need_no_matrix(kind):
     assert np.all(np.isfinite(est.coef_interval()))
 
 
+@pytest.mark.slow
 def test_many_sparse_columns_keep_the_prior_variance_where_predictions_are_good():
     rng = np.random.default_rng(0)
     d, n = 1500, 500

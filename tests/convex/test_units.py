@@ -36,7 +36,12 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+LONG = "joint, sampled", "one against the rest, partitions"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS]
+)
 def test_predictions_are_the_same_in_any_unit(name):
     setting = dict(SETTINGS[name])
     rows = np.flatnonzero(Y >= 3 - setting.pop("classes", 2))

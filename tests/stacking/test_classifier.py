@@ -75,16 +75,17 @@ def test_weights_are_the_posterior_mean_by_quadrature(n_parts, n, better):
     assert_allclose(found.log_score_, np.average(np.log(found.loo_proba_), weights=count))
 
 
-def test_weights_move_no_more_than_the_probabilities():
+@pytest.mark.parametrize("n_moves", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_weights_move_no_more_than_the_probabilities(n_moves):
     rng = np.random.default_rng(3)
     proba = 1.0 / (1.0 + np.exp(-rng.normal(1.0, 1.0, (5, 120))))
     weights, size = stacked(proba).weights_, 1e-4
-    for _ in range(30):
+    for _ in range(n_moves):
         moved = stacked(proba * (1.0 + size * rng.uniform(-1.0, 1.0, proba.shape))).weights_
         assert np.abs(moved - weights).max() < 10.0 * size
 
 
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_parts_that_bend_in_each_column_lose_a_share_of_a_nat_a_column(n_classes):
     """The weights by many draws from their prior; a twentieth of that moves one of them by .02.
 
@@ -326,8 +327,8 @@ def test_a_failed_fit_leaves_the_stack_as_it_was(data, default):
 
 def test_rows_far_from_all_others_are_not_a_coin_toss():
     rng = np.random.default_rng(0)
-    scattered, narrow = 4.0 * rng.normal(size=(120, 4)), 0.5 * rng.normal(size=(80, 4))
-    X, y = np.vstack([scattered, narrow]), np.repeat([0, 1], [120, 80])
+    scattered, narrow = 4.0 * rng.normal(size=(60, 4)), 0.5 * rng.normal(size=(40, 4))
+    X, y = np.vstack([scattered, narrow]), np.repeat([0, 1], [60, 40])
     process = (
         BayesianStackingClassifier(random_state=0).fit(X, y).named_estimators_["gaussian_process"]
     )
@@ -344,6 +345,11 @@ def rings(n_rows):
     return rng.normal(size=(n_rows, 20)) * np.where(y, 1.0, 2.0)[:, None] + 0.45 * y[:, None], y
 
 
+@pytest.fixture(scope="module")
+def stack_of_rings():
+    return BayesianStackingClassifier(random_state=0).fit(*rings(300))
+
+
 @pytest.mark.parametrize(
     ("name", "slope", "spread"),
     [
@@ -352,10 +358,9 @@ def rings(n_rows):
         ("boosting", "slope_", 1.0),
     ],
 )
-def test_slopes_predict_rows_that_are_left_out_best(name, slope, spread):
+def test_slopes_predict_rows_that_are_left_out_best(stack_of_rings, name, slope, spread):
     """The posterior mode, by another search from the left-out probabilities alone."""
-    X, y = rings(300)
-    part = BayesianStackingClassifier(random_state=0).fit(X, y).named_estimators_[name]
+    part = stack_of_rings.named_estimators_[name]
     found = getattr(part, slope)
     odds = special.logit(part.loo_proba_) / found  # of the row's own label, before the slope
 
@@ -393,11 +398,11 @@ def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope():
 
 def test_several_classes_inducing_points_and_rows_seen_again_have_none(default):
     process = clone(default.named_estimators_["gaussian_process"])
-    X, y = rings(120)
+    X, y = rings(80)
     assert process.fit(X, y).odds_slope_ > 1.1
-    assert_allclose(process.fit(X, y, np.full(120, 2.0)).odds_slope_, 1.0, atol=1e-4)
+    assert_allclose(process.fit(X, y, np.full(80, 2.0)).odds_slope_, 1.0, atol=1e-4)
     assert_allclose(process.fit(np.repeat(X, 2, 0), np.repeat(y, 2)).odds_slope_, 1.0, atol=1e-4)
-    for more, labels in ({}, np.arange(120) % 3), (dict(method="sparse", n_inducing=20), y):
+    for more, labels in ({}, np.arange(80) % 3), (dict(method="sparse", n_inducing=20), y):
         other = clone(process).set_params(**more).fit(X, labels)
         assert other.odds_slope_ == 1.0
         plain = EPGaussianProcessClassifier.predict_proba_interval(other, X)
