@@ -185,10 +185,9 @@ def load_or_die(X, y, main):
     return X, y
 
 
-# that of groups has a test of its own, whose process is killed, and goes on
-@pytest.mark.parametrize(
-    "k", [1, pytest.param(-1, marks=pytest.mark.slow)], ids=["sparse GP", "hierarchical"]
-)
+# in less time the map over workers is asked the same, in the tests of the engine
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, -1], ids=["sparse GP", "hierarchical"])
 # joblib's own resource tracker may warn of the files that the dead worker held
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_killed_worker_ends_the_fit_with_an_error(k):

@@ -14,22 +14,22 @@ def half_nightly(*seeds):
     return [pytest.param(s, marks=pytest.mark.slow) if k % 2 else s for k, s in enumerate(seeds)]
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", [0])
 def test_finite_or_a_named_error(block):
     check_block(block)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(2, 20))
+@pytest.mark.parametrize("block", range(1, 20))
 def test_finite_or_a_named_error_in_more_fits(block):
     check_block(block)
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(12 * k, marks=pytest.mark.slow) for k in range(1, 17))]
+    "first", [0, *(pytest.param(6 * k, marks=pytest.mark.slow) for k in range(1, 34))]
 )
 def test_labels_powers_crossed_factors_and_units(first):
-    faults = [f for f in map(attempt_kind, range(first, first + 12)) if f]
+    faults = [f for f in map(attempt_kind, range(first, first + 6)) if f]
     assert not faults, "\n".join(faults)
 
 
@@ -37,7 +37,7 @@ def test_labels_powers_crossed_factors_and_units(first):
 # precisions without a Cholesky factor, a predictive variance below zero by rounding, and variances
 # of group effects as differences of squares
 @pytest.mark.parametrize(
-    "seed", half_nightly(509, 5545, 5580, 5840, 8470, 8762, 9266, 11919, 9831, 12063)
+    "seed", half_nightly(509, 5580, 5545, 5840, 8470, 8762, 9266, 11919, 9831, 12063)
 )
 def test_what_a_longer_run_found(seed):
     assert attempt(seed) is None

@@ -94,6 +94,7 @@ def test_ends_are_quantiles_of_the_average():
     np.testing.assert_allclose(below, np.tile([0.05, 0.95], (12, 1)), atol=2.5e-3)
 
 
+@pytest.mark.slow
 def test_the_true_probability_is_covered():
     rng, inside = np.random.RandomState(3), []
     for _ in range(300):

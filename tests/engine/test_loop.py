@@ -8,6 +8,7 @@ import signal
 import joblib
 import numpy as np
 import pytest
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.utils.parallel import Parallel
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
@@ -172,7 +173,12 @@ def square_or_die(k, folder):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("how", "kept_open"),
-    [({}, True), ({"return_as": "generator_unordered", "pre_dispatch": 2}, False)],
+    [
+        ({}, True),
+        pytest.param(
+            {"return_as": "generator_unordered", "pre_dispatch": 2}, False, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, tmp_path):
     tasks = [(square_or_die, k, tmp_path) for k in range(9)]
@@ -183,6 +189,20 @@ def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, tmp_pa
             assert workers(tasks) == [k**2 for k in range(9)]
     assert sorted(found) == [(k, k**2) for k in range(9)]
     assert {path.name for path in tmp_path.iterdir()} == {"2", "5"}
+
+
+def die(k):
+    """Kill the process that is asked."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_task_that_kills_every_worker_ends_with_an_error():
+    with (
+        joblib.parallel_config(backend="loky"),
+        pytest.raises(TerminatedWorkerError, match="fewer jobs"),
+    ):
+        Workers(2)([(die, k) for k in range(2)])
 
 
 def test_an_answer_that_comes_twice_is_taken_once():
