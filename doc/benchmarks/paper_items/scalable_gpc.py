@@ -674,11 +674,11 @@ rescale the kernel.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in 1.0 CPU seconds, inner ones in 1.6. Here a fixed point is found
-from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
-still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
-rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
-right panel of the paper is a drawing of the scheme.
+points are within a nat of the end in 1.0 CPU seconds, inner ones in 1.6. Here a fixed point is
+found from the last one by Anderson acceleration in a few sweeps. In the first steps, where the
+sites are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and
+the sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
+ones. The right panel of the paper is a drawing of the scheme.
 """,
         needs_data=True,
     ),
