@@ -28,7 +28,7 @@ SHAPES = (
     (600, 5),
     (900, 20),
 )
-DEFAULT = stack.Draws()
+DEFAULT = stack.WeightDraws()
 
 
 def sets():
@@ -58,7 +58,7 @@ def told(X, y):
 
 def weights_by(times, log_p, count):
     """Return weights by so many times the draws, and CPU seconds."""
-    stack._DRAWS = stack.Draws(*(times * np.array(DEFAULT)).astype(int).tolist())
+    stack._DRAWS = stack.WeightDraws(*(times * np.array(DEFAULT)).astype(int).tolist())
     try:
         stack._posterior_of_weights(log_p, count)  # points are made once
         start = time.process_time()
