@@ -25,6 +25,17 @@ PRIORS = {"generator's prior": GENERATOR, "default prior": {}}
 LEVELS = {1: 0.683, 2: 0.954, 3: 0.997}
 
 
+# Messages of parts have the coefficients whatever a fit makes of the scale at its end: its mode is
+# one node in place of several.
+MESSAGES = {"hyperparameters": "mode"}
+
+
+def by_messages(fit):
+    """Mean and covariance of the coefficients in the product of prior and messages."""
+    d = fit.n_features_in_
+    return fit.phi_mean_[:d], fit.phi_cov_[:d, :d]
+
+
 def covered(mean, sd, coef):
     """Return the shares of coefficients within 1, 2 and 3 sd of the truth."""
     return [float(np.mean(np.abs(mean - coef) < k * sd)) for k in LEVELS]
@@ -47,14 +58,9 @@ def one_sweep_at_a_time(data, n_sweeps, wide, **kw):
     From the mode, or from the paper's wide sites of scale 10.
     """
     X, y, groups = data
-    # these parameters are those of the messages, whatever a fit makes of the scale at its end
-    kw = dict(hyperparameters="mode", **kw)
-    start = ours(engine="laplace", max_iter=1, **kw).fit(X, y, groups=groups)
-    state = start.get_state()
-    if not wide:
-        mode = ours(engine="laplace", **kw).fit(X, y, groups=groups)
-        state = mode.get_state()
-    else:
+    kw, steps = MESSAGES | kw, {"max_iter": 1} if wide else {}
+    state = ours(engine="laplace", **steps, **kw).fit(X, y, groups=groups).get_state()
+    if wide:
         n_sites, p = state["site_shift"].shape
         state["site_precision"] = np.tile(np.eye(p) / (100.0 * n_sites), (n_sites, 1, 1))
         state["site_shift"] = np.zeros((n_sites, p))
@@ -110,13 +116,14 @@ def simulated_figure(setting, item, n_groups, n_parts, peers, paper, seeds, n_pa
         X, y, groups, coef, _ = make_hierarchical_logistic(n_groups, random_state=seed)
         for name, prior in PRIORS.items():
             parted = name != "default prior" and seed < n_parted
-            parts = {"n_partitions": n_parts} if parted else {}
-            fit = ours(refine=not parts, **parts, **prior).fit(X, y, groups=groups)
-            shares[name].append(covered(*coefficients(fit), coef))
+            parts = {"n_partitions": n_parts} | MESSAGES if parted else {}
+            fit = ours(**parts, **prior).fit(X, y, groups=groups)
+            mean, cov = by_messages(fit)
+            shares[name].append(covered(mean, np.sqrt(np.diagonal(cov)), coef))
             if parts:
                 sweeps.append(fit.n_iter_)
             if name != "default prior":
-                errors.append(np.sqrt(np.mean((fit.coef_[0] - coef) ** 2)))
+                errors.append(np.sqrt(np.mean((mean - coef) ** 2)))
         for name, make in peers.items():
             call = make(X, y, groups) if seed < SEEDS else None
             if call is not None:
@@ -167,20 +174,22 @@ def figure_1(setting):
     ratio, alone_off, ep_off = [], [], []
     for seed in range(seeds):
         X, y, groups, coef, _ = make_hierarchical_logistic(50, random_state=seed)
-        whole = ours(n_partitions=n_parts, refine=False).fit(X, y, groups=groups)
+        whole = ours(n_partitions=n_parts, **MESSAGES).fit(X, y, groups=groups)
+        ep_mean, ep_cov = by_messages(whole)
         part, precision, shift = whole.partition_[groups], 0.0, 0.0
         for k in range(n_parts):
             own = part == k
             with np.errstate(all="ignore"):
-                lone = ours(n_partitions=1, refine=False).fit(X[own], y[own], groups=groups[own])
-            inverse = np.linalg.inv(lone.coef_cov_)
-            precision, shift = precision + inverse, shift + inverse @ lone.coef_[0]
-            ratio.append(np.mean(lone.coef_std_ / whole.coef_std_))
+                lone = ours(n_partitions=1, **MESSAGES).fit(X[own], y[own], groups=groups[own])
+            mean, cov = by_messages(lone)
+            inverse = np.linalg.inv(cov)
+            precision, shift = precision + inverse, shift + inverse @ mean
+            ratio.append(np.mean(np.sqrt(np.diagonal(cov) / np.diagonal(ep_cov))))
         # each part had the prior: all but one of them are divided out
         together = precision - (n_parts - 1) * np.eye(len(coef)) / 2.5**2
         mean = np.linalg.solve(together, shift)
         alone_off.append(np.sqrt(np.mean((mean - coef) ** 2)))
-        ep_off.append(np.sqrt(np.mean((whole.coef_[0] - coef) ** 2)))
+        ep_off.append(np.sqrt(np.mean((ep_mean - coef) ** 2)))
     return [
         Row("sd of a part alone over that of the posterior", "very wide", *mean_and_error(ratio)),
         Row("rms error, Gaussians of parts alone multiplied", None, *mean_and_error(alone_off)),
