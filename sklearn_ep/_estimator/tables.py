@@ -58,6 +58,8 @@ def objects(values):
 
 def is_missing(label):
     """Say whether a label is None, nan of any type, or the missing value of a table library."""
+    if type(label) in (int, float, str):  # as most are, at a tenth of the time of what follows
+        return label != label
     if label is None or type(label).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(label, Decimal):  # some of whose nan refuse to be compared
