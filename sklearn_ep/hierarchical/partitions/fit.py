@@ -309,14 +309,14 @@ class GroupedFit:
             found = GivenScales(mean[0], root[0], none, 0.0)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
             return self.model.posterior(alone), None
-        # weights of nodes ask for more than messages about beta at nodes that have theirs
-        weighs = self.rule in ("grid", "star")
-        model, tol = self.model, self.answers.inner_tol if weighs else self.settings.tol
+        model, tol = self.model, self.answers.inner_tol
         mean, cov = self._theta_moments(messages)
         axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
         if self.rule == "gaussian":
             x, log_weight = rule_at_end(cov)
-            nodes = [model.first(mean + axes.root @ z, messages, warm, tol) for z in x]
+            # of which only the effects given beta are kept: they need no inner tolerance
+            points, tol = mean + x @ axes.root.T, self.settings.tol
+            nodes = [model.first(theta, messages, warm, tol) for theta in points]
             told = nodes, np.exp(log_weight), total_of(self.prior, messages), axes
             return self.model.posterior(self._normal(*told)), None
         first = model.first(mean, messages, warm, tol)
