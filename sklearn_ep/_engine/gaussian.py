@@ -296,7 +296,7 @@ def explained_variances(
     var[strong] = (1.0 - norms[strong]) / precision[strong]
     weak = np.flatnonzero(~strong)
     if len(weak):
-        halves = inverse @ (root[:, None] * K[:, weak])
+        halves = lower_times(inverse, root.astype(K.dtype)[:, None] * K[:, weak])
         var[weak] -= np.einsum("ij,ij->j", halves, halves)
     return var
 

@@ -22,7 +22,7 @@ from .._engine.gaussian import (
     row_blocks,
     triangular_solve,
 )
-from ._dense_gp import KernelGP, log_diagonal
+from ._dense_gp import KernelGP, least_precision, log_diagonal
 from ._limits import LIMITS
 
 
@@ -44,8 +44,7 @@ class ClassCovariance:
 
     def __init__(self, K, precision):
         n, n_classes = precision.shape
-        # a site of the least says as little as none, and single precision may divide by it
-        least = 1e-30
+        least = least_precision(K.dtype, np.diagonal(K).max(initial=0.0))
         precision = np.where(np.abs(precision) < least, least, precision)
         self.kind, self.single, self.precision = K.dtype.type, K.dtype == np.float32, precision
         self.explained = _stack(n_classes, n, self.kind)
