@@ -9,6 +9,8 @@ averages of those after it, not predictions: every score is then at least zero w
 left out.
 """
 
+from functools import reduce
+
 import numpy as np
 from scipy.special import entr
 from sklearn.base import is_regressor
@@ -141,7 +143,8 @@ def _margin(proba):
 
 
 def _uncertainty(proba):
-    return 0.5 - proba.max(axis=1)
+    # along the classes NumPy's own maximum takes ten times as long
+    return 0.5 - reduce(np.maximum, proba.T)
 
 
 def _entropy(proba):

@@ -1,5 +1,6 @@
 """Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)."""
 
+import functools
 import pickle
 import time
 
@@ -441,6 +442,12 @@ def svi_losses(problem, points, amplitude, times):
     return dict(zip(seen.times, seen.losses, strict=True))
 
 
+@functools.cache
+def all_digits(folder):
+    """Return the arrays of the digits, read once for all splits."""
+    return tuple(np.asarray(a) for a in digits(folder))
+
+
 def digits_split(arrays, k):
     """Return split k of the digits, the usual one first: (X, y, X_new, y_new)."""
     if k == 0:
@@ -467,7 +474,7 @@ BATCH_PASSES = (4, 20)
 
 def digits_run(setting, k):
     """Return {method: row} of split k of the digits, and the curve of SVI as [seconds, loss]."""
-    arrays = tuple(np.asarray(a) for a in digits(setting.data))
+    arrays = all_digits(setting.data)
     if setting.quick:
         arrays = tuple(a[:3000] for a in arrays)
     problem = digits_split(arrays, k)
