@@ -37,7 +37,7 @@ def test_labels_powers_crossed_factors_and_units(first):
 # precisions without a Cholesky factor, a predictive variance below zero by rounding, and variances
 # of group effects as differences of squares
 @pytest.mark.parametrize(
-    "seed", half_nightly(509, 5545, 5580, 5840, 8470, 8762, 9266, 11919, 9831, 12063)
+    "seed", half_nightly(509, 5545, 5840, 5580, 8470, 8762, 9266, 11919, 9831, 12063)
 )
 def test_what_a_longer_run_found(seed):
     assert attempt(seed) is None

@@ -79,6 +79,7 @@ def test_draws_and_intervals_are_those_of_the_predictions():
     np.testing.assert_allclose(ends, est.predict_proba_interval(new), atol=0.04)
 
 
+@pytest.mark.slow
 def test_it_is_what_refits_without_a_row_ask_for():
     """The most certain gain: the top of a parabola through the best of a grid."""
     X, y = load_wine(return_X_y=True)

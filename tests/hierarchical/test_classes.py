@@ -221,7 +221,7 @@ def fitted(name):
     return plan, fit_classes(plan)
 
 
-QUICK_OR_NIGHTLY = ["one", pytest.param("two", marks=pytest.mark.slow), "slope"]
+QUICK_OR_NIGHTLY = ["one", *(pytest.param(n, marks=pytest.mark.slow) for n in ("two", "slope"))]
 
 
 @pytest.mark.parametrize("name", QUICK_OR_NIGHTLY)

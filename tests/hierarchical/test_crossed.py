@@ -712,6 +712,7 @@ def held_against(est, stored, order=None, tau=0.25, end=0.4, width=1.25):
     assert gap.max() < 0.1
 
 
+@pytest.mark.slow
 def test_nested_factors_against_gibbs_sampling():
     Z, y = pupils(2, 1, 520, 5, 5, (0.7, 0.6))
     stored = oracle("groups")["two"]

@@ -325,6 +325,7 @@ def test_a_failed_fit_leaves_the_stack_as_it_was(data, default):
     assert default.weights_ is before
 
 
+@pytest.mark.slow
 def test_rows_far_from_all_others_are_not_a_coin_toss():
     rng = np.random.default_rng(0)
     scattered, narrow = 4.0 * rng.normal(size=(60, 4)), 0.5 * rng.normal(size=(40, 4))
