@@ -221,9 +221,9 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     elif parted and not joint:
         parts = place_rows(est, engine in DRAWING, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
-    known = columns, engine, parts, len(training.y), levels, sizes
-    rows = shared, training.y, training.weight, designs, codes
-    return _planned(est, known, data if with_digest else None, joint, rows)
+    rows = dict(X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes)
+    known = dict(parts=parts, n_rows=len(training.y), levels=levels, sizes=sizes, joint=joint)
+    return _planned(est, data if with_digest else None, columns, engine, **known, **rows)
 
 
 def plan_parts(est, run, with_digest):
@@ -247,8 +247,8 @@ def plan_parts(est, run, with_digest):
     parts = Parts(where, RawRows(columns, est.classes_[1]))
     if engine != "messages":
         parts = parts._replace(site=sites_of_raw(n_rows, levels, n_levels, where))
-    known = columns, engine, parts, sum(n_rows), levels, sizes
-    return _planned(est, known, data if with_digest else None)
+    known = dict(parts=parts, n_rows=sum(n_rows), levels=levels, sizes=sizes, joint=False)
+    return _planned(est, data if with_digest else None, columns, engine, **known)
 
 
 def _look_at(est, told):
@@ -259,20 +259,21 @@ def _look_at(est, told):
     checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
-def _planned(est, known, data, joint=False, rows=()):
-    """Return the `Plan` of its first fields, up to sizes, and its last ones, of rows in memory.
+def _planned(est, data, columns, engine, **known):
+    """Return the `Plan` of what the data are known to be, with priors and settings.
 
     data are those that a checkpoint has to belong to, None without one.
     """
-    columns, engine = known[:2]
-    priors = prior_sd(est, est.n_features_in_ - len(columns.taken)), _theta_prior(est, columns)
+    n_columns = est.n_features_in_ - len(columns.taken)
+    beta_sd, theta_prior = prior_sd(est, n_columns), _theta_prior(est, columns)
     fingerprint = ""
     if data is not None:
         factors = [(f.positions, f.slopes) for f in columns.factors]
         words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
-        fingerprint = digest(*data, *priors[1], words, factors)
-    fields = *known, *priors, _settings(est), fingerprint, joint, *rows
-    return Plan(*fields)
+        fingerprint = digest(*data, *theta_prior, words, factors)
+    asked = dict(settings=_settings(est), fingerprint=fingerprint)
+    asked |= dict(beta_sd=beta_sd, theta_prior=theta_prior)
+    return Plan(columns, engine, **asked, **known)
 
 
 def _checked(est, X, y, groups, sample_weight):

@@ -131,7 +131,7 @@ class MessagesModel:
     def _dense_root(self):
         """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
         precision = self.rows.ask(steps.known_precision)
-        precision[np.diag_indices_from(precision)] += self.beta_precision
+        gaussian.add_to_diagonal(precision, self.beta_precision)
         return gaussian.triangular_inverse(
             gaussian.checked_cholesky(0.5 * (precision + precision.T))
         )
