@@ -660,7 +660,7 @@ under that kernel, as this table once had it, left it at .337, .330 and .320, an
 The paper's recipe, the sign rule and the evidence alone, stands beside it at 15 %. It overfits
 here: heart has .492, sonar .407 and ionosphere .303. GFITC and SVI are run with L-BFGS on the first
 six splits at 15 %. Rows "less" a peer are paired over these. By the mean over the seven sets ours
-are .036 below GFITC and .005 below SVI, in a quarter and an eighth of their CPU time. By the
+are .036 below GFITC and .005 below SVI, in a fifth and a ninth of their CPU time. By the
 paper's recipe ours are .004 below GFITC and .027 above SVI.
 
 **Protocol.** The splits and first points of the paper are random and not at hand. Ours are nine
@@ -681,7 +681,7 @@ rescale the kernel.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in 1.0 CPU seconds, inner ones in 1.6. Here a fixed point is
+points are within a nat of the end in 1.3 CPU seconds, inner ones in 1.4. Here a fixed point is
 found from the last one by Anderson acceleration in a few sweeps. In the first steps, where the
 sites are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and
 the sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
@@ -710,9 +710,10 @@ that of the other 4900.
         figure_3,
         """
 **Reproduces:** with 200 points SEP has a smaller held-out log loss in the same CPU time, over ten
-splits. At the end (8 seconds) it is .011 below GFITC's and .021 below SVI's. With 50 points it is
-.025 and .076 below (1.3 seconds). SVI ends last at any size. **Does not** with four points, where
-GFITC is ahead. With 50 points GFITC is ahead in the first fifth of a second, by .04.
+splits. At the end (7 seconds) it is .011 below GFITC's and .024 below SVI's. With 50 points it is
+.025 and .073 below (1.4 seconds). SVI ends last at any size. **Does not** with four points, where
+GFITC is ahead. With 50 points GFITC is ahead after the first fifth of a second, by .03, and with
+200 after the first second we cannot tell.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
@@ -754,9 +755,8 @@ work as well.
         "minibatches on flights of 2013",
         figure_4_flights,
         """
-**Reproduces:** an epoch of minibatches, 9.2 CPU seconds, outperforms the linear model, by .054
-nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .012 above it
-after the same time.
+**Reproduces,** on two splits: an epoch of minibatches, 10 CPU seconds, outperforms the linear
+model, by .054 nats. SVI is .014 above it after the same time.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of
 New York in 2013 with the same eight attributes, 10,000 held out. Batches of 1000 for both (200 in
@@ -772,7 +772,7 @@ hyperparameters. The paper prints no numbers for flights.
         figure_4_many_flights,
         """
 As many generated rows as the paper's training set has, eight attributes like its own, with known
-chances of delay. With m = 200, as in the paper, one epoch takes 2.4 minutes of CPU and loses .0001
+chances of delay. With m = 200, as in the paper, one epoch takes 2.9 minutes of CPU and loses .0001
 nats for each row against the true chances; the linear model loses .072. One draw, one averaged
 site, up to three full passes at fixed hyperparameters.
 """,
