@@ -271,9 +271,8 @@ def _planned(est, data, columns, engine, **known):
         factors = [(f.positions, f.slopes) for f in columns.factors]
         words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
         fingerprint = digest(*data, *theta_prior, words, factors)
-    asked = dict(settings=_settings(est), fingerprint=fingerprint)
-    asked |= dict(beta_sd=beta_sd, theta_prior=theta_prior)
-    return Plan(columns, engine, **asked, **known)
+    asked = dict(settings=_settings(est), fingerprint=fingerprint, **known)
+    return Plan(columns, engine, beta_sd=beta_sd, theta_prior=theta_prior, **asked)
 
 
 def _checked(est, X, y, groups, sample_weight):

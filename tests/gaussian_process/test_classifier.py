@@ -189,6 +189,21 @@ def test_one_more_undamped_sweep_changes_nothing():
     assert np.max(np.abs(new.shift - sites.shift) * np.sqrt(state.var)) < 1e-9
 
 
+def test_sites_that_say_nothing_stay_in_the_range_of_single_precision():
+    # processors take up to a hundred times as long for products of numbers below it
+    rng = np.random.default_rng(0)
+    X, precision = rng.normal(size=(150, 3)), rng.uniform(0.1, 1.0, 150)
+    precision[::3], precision[1::3] = 0.0, 10.0 ** rng.uniform(-45, -6, 50)
+    shift, K = precision * rng.normal(size=150), (ConstantKernel(9.0) * RBF(1.5))(X)
+    double, single = (
+        DenseGP(K.astype(kind)).posterior(precision, shift) for kind in (np.float64, np.float32)
+    )
+    size = np.abs(single.inverse[single.inverse != 0])
+    assert single.inverse.dtype == np.float32 and size.min() > np.finfo(np.float32).tiny
+    for name in ("mean", "var", "alpha", "log_evidence"):
+        np.testing.assert_allclose(getattr(single, name), getattr(double, name), atol=1e-5)
+
+
 def test_a_gaussian_likelihood_is_exact_in_one_sweep():
     class Gaussian(Factor):
         log_concave = True

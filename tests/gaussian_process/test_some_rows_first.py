@@ -9,7 +9,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.class_sites import JointEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep.gaussian_process._dense_gp import KernelGP
 from sklearn_ep.gaussian_process._limits import LIMITS
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
@@ -92,19 +91,6 @@ def passes(X, y, weight=None, **settings):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_sites_that_say_nothing_stay_in_the_range_of_single_precision():
-    # numbers below it take a hundred times as long in every product
-    rng = np.random.default_rng(0)
-    X, precision = rng.normal(size=(150, 3)), rng.uniform(0.1, 1.0, 150)
-    precision[::3], precision[1::3] = 0.0, 10.0 ** rng.uniform(-45, -6, 50)
-    shift, kernel = precision * rng.normal(size=150), ConstantKernel(9.0) * RBF(1.5)
-    double, single = (KernelGP(kernel, X, s).posterior(precision, shift) for s in (False, True))
-    size = np.abs(single.inverse[single.inverse != 0])
-    assert single.inverse.dtype == np.float32 and size.min() > np.finfo(np.float32).tiny
-    for name in ("mean", "var", "alpha", "log_evidence"):
-        np.testing.assert_allclose(getattr(single, name), getattr(double, name), atol=1e-5)
-
-
 def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
     some = passes(*data, max_iter=150)
     assert some.n_iter_ < 40

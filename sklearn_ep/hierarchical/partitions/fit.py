@@ -27,7 +27,7 @@ from .part import (
     marginal_terms,
     middle_sites,
     part_worker,
-    rule_at_end,
+    rule_of_effects,
     tilted_by_nodes,
 )
 
@@ -313,7 +313,7 @@ class GroupedFit:
         mean, cov = self._theta_moments(messages)
         axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
         if self.rule == "gaussian":
-            x, log_weight = rule_at_end(cov)
+            x, log_weight = rule_of_effects(cov)
             # of which only the effects given beta are kept: they need no inner tolerance
             points, tol = mean + x @ axes.root.T, self.settings.tol
             nodes = [model.first(theta, messages, warm, tol) for theta in points]

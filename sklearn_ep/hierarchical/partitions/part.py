@@ -240,7 +240,7 @@ def node_rule(t, narrow=False):
     return hermite_product((3,) * (t - 1) + (3 if narrow else 5,) * (t > 0))
 
 
-def rule_at_end(cov):
+def rule_of_effects(cov):
     """Return nodes (M, T) and log weights for the effects given theta, of covariance cov (T, T).
 
     Where all of theta is known well they are nearly linear in it, and a star is enough.
