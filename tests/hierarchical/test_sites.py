@@ -17,6 +17,7 @@ from sklearn_ep._engine.gaussian import Natural, moments, natural
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
+from sklearn_ep.datasets import make_hierarchical_logistic
 from sklearn_ep.hierarchical.partitions import draws, part
 from sklearn_ep.hierarchical.partitions import messages as partitions_messages
 
@@ -294,6 +295,18 @@ def test_nuts_keeps_its_draws_while_they_serve():
     assert draws.tilted_by_nuts(rows, far, site.state, q=1, settings=settings).state.n_fresh == 2
     few = draws.tilted_by_nuts(rows, cavity, state, q=1, settings=settings._replace(n_draws=6))
     assert np.all(np.isnan(few.moments.cov)) and np.all(np.isfinite(few.moments.mean))
+
+
+# known well, a common scale has a star of nodes, and Gauss-Hermite ones otherwise
+@pytest.mark.parametrize(("n_groups", "off"), [(40, 0.01), (400, 0.001)])
+def test_effects_under_a_normal_scale_are_those_of_a_grid(n_groups, off):
+    X, y, g, *_ = make_hierarchical_logistic(n_groups, 12, 3, tau=1.0, random_state=1)
+    parts = HierarchicalEPLogistic(refine=False, n_partitions=2).fit(X, y, groups=g)
+    grid = HierarchicalEPLogistic().fit(X, y, groups=g)
+    assert (parts.theta_rule_, grid.theta_rule_) == ("gaussian", "grid")
+    gap = (parts.group_effects_ - grid.group_effects_) / grid.group_effects_std_
+    assert np.abs(gap).max() < off
+    np.testing.assert_allclose(parts.group_effects_std_, grid.group_effects_std_, rtol=off)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 6])
