@@ -31,7 +31,7 @@ MESSAGES = {"hyperparameters": "mode"}
 
 
 def by_messages(fit):
-    """Mean and covariance of the coefficients in the product of prior and messages."""
+    """Mean and covariance of the coefficients, over parts in the product of prior and messages."""
     d = fit.n_features_in_
     return fit.phi_mean_[:d], fit.phi_cov_[:d, :d]
 
