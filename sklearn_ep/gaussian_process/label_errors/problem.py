@@ -46,7 +46,7 @@ def log_rate_density(x, counts):
 
 
 class Setting(NamedTuple):
-    """What learning may move: kernel, rate of wrong labels, inducing points (None: all rows)."""
+    """Kernel and rate of wrong labels, which are learned; inducing points, None for all rows."""
 
     kernel: Any
     rate: float
@@ -54,11 +54,10 @@ class Setting(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """Gradient of a log evidence in theta (p,), the logit of the rate and the points (m, d)."""
+    """Gradient of a log evidence in theta (p,) and the logit of the rate."""
 
     theta: np.ndarray
     rate: float
-    points: Any
 
 
 @dataclass(frozen=True)
@@ -92,17 +91,15 @@ class WeakScales(ThetaSpace):
 
 @dataclass(frozen=True)
 class ErrorSpace:
-    """What is learned of the kernel, the logit of the rate, and moves of inducing points.
+    """What is learned of the kernel, and the logit of the rate.
 
     `first` is a `Setting` with what is kept; `kernel` the space of the kernel, None for one that is
-    kept; `rate_counts` are those of the Beta prior of the rate, None for a rate that is kept;
-    `unit` (d,) is the length of a move of size one in each column, None for points that stay.
+    kept; `rate_counts` are those of the Beta prior of the rate, None for a rate that is kept.
     """
 
     first: Setting
     kernel: WeakScales | KernelScales | None
     rate_counts: tuple[float, float] | None
-    unit: np.ndarray | None = None
 
     @cached_property
     def s(self):
@@ -116,55 +113,47 @@ class ErrorSpace:
         names = () if scales is None else scales.names
         return (*names, "logit_label_noise") if self.rate_counts else names
 
-    @property
-    def _n_moves(self):
-        return 0 if self.unit is None else self.first.points.size
-
     def _parts(self, phi):
-        """Return what phi says of the kernel, the rate and the inducing points."""
-        end = len(phi) - self._n_moves
-        return np.split(phi, [end - (self.rate_counts is not None), end])
+        """Return what phi says of the kernel and the rate."""
+        return np.split(phi, [len(phi) - (self.rate_counts is not None)])
 
     def start(self, theta):
         """Return the phi (T,) of the first setting with other kernel parameters."""
         of_kernel = [] if self.kernel is None else self.kernel.phi(theta)
         rate = [logit(self.first.rate)] if self.rate_counts else []
-        return np.concatenate([of_kernel, rate, np.zeros(self._n_moves)])
+        return np.concatenate([of_kernel, rate])
 
     @property
     def bounds(self):
-        """Bounds (T, 2) of phi; none for inducing points."""
+        """Bounds (T, 2) of phi."""
         of_kernel = np.empty((0, 2)) if self.kernel is None else self.kernel.bounds
         rate = np.tile(logit(RATE_BOUNDS), (int(self.rate_counts is not None), 1))
-        return np.vstack([of_kernel, rate, np.full((self._n_moves, 2), [-np.inf, np.inf])])
+        return np.vstack([of_kernel, rate])
 
     def point(self, phi):
         """Return the `Setting` at phi."""
         kernel, rate, points = self.first
-        of_kernel, logit_rate, moves = self._parts(phi)
+        of_kernel, logit_rate = self._parts(phi)
         if self.kernel is not None:
             kernel = with_theta(kernel, self.kernel.point(of_kernel))
         if len(logit_rate):
             rate = float(expit(logit_rate[0]))
-        if len(moves):
-            points = points + moves.reshape(points.shape) * self.unit
         return Setting(kernel, rate, points)
 
     def slopes(self, slope):
         """Return the gradient in phi from `Slopes`."""
         of_kernel = [] if self.kernel is None else self.kernel.slopes(slope.theta)
         rate = [slope.rate] if self.rate_counts else []
-        moves = [] if self.unit is None else (slope.points * self.unit).ravel()
-        return np.concatenate([of_kernel, rate, moves])
+        return np.concatenate([of_kernel, rate])
 
     def log_prior(self, phi):
-        """Return the log prior density of phi, flat in moves, and its gradient."""
-        of_kernel, logit_rate, moves = self._parts(phi)
+        """Return the log prior density of phi, and its gradient."""
+        of_kernel, logit_rate = self._parts(phi)
         value, slope = (0.0, []) if self.kernel is None else self.kernel.log_prior(of_kernel)
         if self.rate_counts is not None:
             more, steep = log_rate_density(logit_rate[0], self.rate_counts)
             value, slope = value + more, np.append(slope, steep)
-        return value, np.append(slope, np.zeros(len(moves)))
+        return value, np.asarray(slope)
 
 
 class ErrorAveraging(NamedTuple):
@@ -223,16 +212,15 @@ class BinaryLabels:
         return WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule).solve
 
     def slopes(self, plan, ep, result):
-        """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
-        structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
+        """Return the gradient in theta, and how probably each label is wrong (n,)."""
+        structure, theta = ep.structure.structure, np.empty(0)
         state, exponent = result.evaluation.payload[0], plan.rule.exponent
         if isinstance(structure, InducingGP):
-            moved = plan.unit is not None
-            theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
+            theta = structure.evidence_gradient(state.latent, state.noise_slope)[0]
         elif plan.learn:
             theta = structure.evidence_gradient(state.latent)
         cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
-        return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        return theta, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
 
     def left_out(self, plan, setting, sign, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""
@@ -287,9 +275,8 @@ class LabelErrorPlan:
 
     `labels` say what a row is of: `BinaryLabels`, or all classes jointly. `y` holds class indices;
     `settings` and `sites` have one entry a problem, where it starts. `learn` and `learn_rate` say
-    whether kernel and rates of wrong labels are learned, `unit` (d,) is the spread of the columns
-    where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
-    arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
+    whether kernel and rates of wrong labels are learned. `rule` is that of learning; `relaxed` are
+    the arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
     centres the prior of the length scale of the default kernel; None for other kernels, of which
     nothing is known. `schedule` is that of sweeps after learning. `averaging` is None where the
     mode is used. `coordinates` are the rows X, or others of fewer columns with the same
@@ -310,7 +297,6 @@ class LabelErrorPlan:
     learn_rate: bool
     relaxed: tuple[Any, ...] | None
     length_centre: float | None
-    unit: np.ndarray | None
     jitter: float
     schedule: str
     X: Any = None
@@ -328,10 +314,10 @@ class LabelErrorPlan:
             if first.points is not None:
                 seen = first.points, np.ones(len(first.points))
             scales = WeakScales(first.kernel, *seen, self.noise, self.length_centre)
-        return ErrorSpace(first, scales, counts if self.learn_rate else None, self.unit)
+        return ErrorSpace(first, scales, counts if self.learn_rate else None)
 
     def space_of_average(self, first):
-        """Return the `ErrorSpace` that is averaged over; ratios of lengths and points stay."""
+        """Return the `ErrorSpace` that is averaged over; ratios of lengths stay."""
         averaging: Any = self.averaging
         scales, counts = None, averaging.rate_counts if self.learn_rate else None
         if self.learn:
@@ -382,9 +368,9 @@ class LabelErrorPlan:
         """Return the `EPNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
         if slopes:
-            theta, towards, wrong = self.labels.slopes(self, ep, result)
+            theta, wrong = self.labels.slopes(self, ep, result)
             # of the rate: the expected minus the assumed number of wrong labels
-            told = Slopes(theta, self.weight @ (wrong - setting.rate), towards)
+            told = Slopes(theta, self.weight @ (wrong - setting.rate))
         return EPNode(setting, state, result, told)
 
     def posterior(self, payload):
@@ -413,7 +399,7 @@ class ErrorProblem:
         labels = self.plan.labels
         try:
             ep = self.plan.ep(setting, self.y, passing=True)
-        except ImproperPosterior:  # inducing points that have met
+        except ImproperPosterior:  # inducing points that are alike to this kernel
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)
         solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
