@@ -29,6 +29,7 @@ from ._kernels import (
     SingleCross,
     StationaryCross,
     contract,
+    covariances,
     cross_covariance,
 )
 
@@ -286,14 +287,15 @@ class DenseGPPosterior:
     def latent_mean(self, X):
         """Return the mean (n_new,) at new rows; O(n) a row, in blocks of rows."""
         blocks = row_blocks(len(X), most=self.block_rows)
-        return np.concatenate([self.kernel(X[rows], self.X) @ self.alpha for rows in blocks])
+        parts = [covariances(self.kernel, X[rows], self.X) @ self.alpha for rows in blocks]
+        return np.concatenate(parts)
 
     @finite_or_named
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), self.kernel.diag(X)
         for rows in row_blocks(len(X), most=self.block_rows):
-            K_new = self.kernel(X[rows], self.X)
+            K_new = covariances(self.kernel, X[rows], self.X)
             mean[rows] = K_new @ self.alpha
             half, added = self._halves(K_new)
             var[rows] += np.einsum("ij,ij->j", added, added) - np.einsum("ij,ij->j", half, half)
@@ -302,9 +304,9 @@ class DenseGPPosterior:
     @finite_or_named
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
-        K1 = self.kernel(X1, self.X)
+        K1 = covariances(self.kernel, X1, self.X)
         half1, added1 = half2, added2 = self._halves(K1)
         if X2 is not X1:
-            half2, added2 = self._halves(self.kernel(X2, self.X))
+            half2, added2 = self._halves(covariances(self.kernel, X2, self.X))
         prior = self.kernel(X1) if X2 is X1 else self.kernel(X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2

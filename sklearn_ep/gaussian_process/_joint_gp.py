@@ -26,6 +26,7 @@ from .._engine.gaussian import (
     triangular_solve,
 )
 from ._dense_gp import KernelGP, least_precision, log_diagonal
+from ._kernels import covariances
 from ._limits import LIMITS
 
 
@@ -299,16 +300,16 @@ class JointGPPosterior:
 
     def latent_mean(self, X):
         """Return means (n_new, K) of the classes at new rows."""
-        return self.kernel(X, self.X) @ self.alpha
+        return covariances(self.kernel, X, self.X) @ self.alpha
 
     def latent(self, X):
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
-        k = self.kernel(self.X, X)
+        k = covariances(self.kernel, self.X, X)
         return k.T @ self.alpha, self.spread.blocks(self.kernel.diag(X), k)
 
     def covariance(self, X1, X2, c, j):
         """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
-        k1, k2 = self.kernel(self.X, X1), self.kernel(self.X, X2)
+        k1, k2 = (covariances(self.kernel, self.X, new) for new in (X1, X2))
         P, Q1 = self.spread.halves(c, k1)
         shared = Q1.T @ self.spread.halves(j, k2)[1]
         return shared + self.kernel(X1, X2) - P.T @ k2 if c == j else shared
@@ -318,7 +319,7 @@ class JointGPPosterior:
 
         Given the offsets the classes are independent; one vector of offsets is common to them.
         """
-        k, prior = self.kernel(self.X, X), self.kernel(X)
+        k, prior = covariances(self.kernel, self.X, X), self.kernel(X)
         draws = np.empty((n_samples, len(X), self.n_classes))
         shared = rng.standard_normal((n_samples, len(k)))
         for c in range(self.n_classes):

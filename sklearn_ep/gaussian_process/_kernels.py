@@ -439,6 +439,11 @@ def cross_covariance(kernel, Z):
     return getattr(split[1], "cross", StationaryCross)(kernel, Z)
 
 
+def covariances(kernel, X, Z):
+    """Return the covariances (n, m) of rows X with others Z, as `cross_covariance` finds them."""
+    return cross_covariance(kernel, Z).block(X)[0]
+
+
 def with_own_lengths(kernel, n_columns):
     """Return a constant times RBF or Matern of one length with that length for each group."""
     constant, part, constant_first = constant_and_stationary(kernel)
