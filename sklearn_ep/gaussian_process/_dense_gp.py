@@ -15,7 +15,6 @@ from scipy.linalg import blas
 from .._engine.gaussian import (
     ImproperPosterior,
     add_to_diagonal,
-    checked_cholesky,
     explained_variances,
     inverse_factor,
     lower_times,
@@ -23,7 +22,6 @@ from .._engine.gaussian import (
     positive_variance,
     row_blocks,
     triangular_gram,
-    triangular_solve,
 )
 from ._kernels import (
     SingleCross,
@@ -78,9 +76,9 @@ class DenseState:
     `rows` are those whose site precision is not negative, `root` the square roots of these
     precisions and `inverse` that of the Cholesky factor of B for these rows. `added` (m, n) is half
     of what the m negative sites add to variances: a new row with covariances k* has variance
-    k** - |C^-1 S k*|^2 + |added k*|^2. `log_evidence` is the log of the integral of prior times
-    sites, `extra_var` 0: the sites are on the latent values themselves. All matrices have the
-    precision of K.
+    k** - |C^-1 S k*|^2 + |added k*|^2. `raised` (m, n) is minus added K. `log_evidence` is the log
+    of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
+    themselves. All matrices have the precision of K.
     """
 
     extra_var = 0.0
@@ -99,7 +97,7 @@ class DenseState:
         self.alpha, pull = shift.copy(), _times(K, shift)
         explained = _times(inverse, root * pull[self.rows])
         self.alpha[self.rows] -= root * _times(inverse.T, explained)
-        self.added = np.empty((0, len(K)))
+        self.raised = self.added = np.empty((0, len(K)))
         if len(minus):
             self._add_negative(K, minus)
             self.alpha += self.added.T @ (self.added @ pull)
@@ -114,21 +112,22 @@ class DenseState:
         With A the covariance under the other sites and d = sqrt(-precision), I - d A d is
         factorised: it is positive definite exactly if the posterior is proper.
         """
-        d, root = np.sqrt(-self.precision[minus])[:, None], self.root[:, None]
-        half = self.inverse @ (root.astype(K.dtype) * K[np.ix_(self.rows, minus)])
-        others = self.inverse.T @ half
-        A, explaining = np.empty((2, len(minus), len(K)))
-        A[:, self.rows], explaining[:, self.rows] = (others / root).T, (others * root).T
-        A[:, minus], explaining[:, minus] = K[np.ix_(minus, minus)] - half.T @ half, 0.0
-        explaining[np.arange(len(minus)), minus] = -1.0
-        B = -d * A[:, minus] * d.T
+        d, root = np.sqrt(-self.precision[minus]), self.root[:, None]
+        half = lower_times(self.inverse, root.astype(K.dtype) * K[np.ix_(self.rows, minus)])
+        own = K[np.ix_(minus, minus)] - half.T @ half
+        A = np.empty((len(minus), len(K)))
+        A[:, self.rows] = (lower_times(self.inverse, half, trans=True) / root).T
+        A[:, minus] = own
+        B = -d[:, None] * own * d
         add_to_diagonal(B, 1.0)
-        lower = checked_cholesky(B)
-        self.log_evidence -= log_diagonal(lower)
-        self.var[minus] = np.diagonal(A[:, minus])
-        half = triangular_solve(lower, d * A)
-        self.var += np.einsum("ij,ij->j", half, half)
-        self.added = triangular_solve(lower, d * explaining)
+        inverse = inverse_factor(B.T)  # symmetric
+        self.log_evidence += log_diagonal(inverse)
+        self.var[minus] = np.diagonal(own)
+        self.raised, self.added = lower_times(inverse, d[:, None] * A), np.empty_like(A)
+        self.var += np.einsum("ij,ij->j", self.raised, self.raised)
+        # A is -P K, where P is -1 for the row itself and A times the precision of each other site
+        self.added[:, self.rows] = self.raised[:, self.rows] * self.root**2
+        self.added[:, minus] = inverse * -d
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).
@@ -171,8 +170,7 @@ class DenseGP:
     def covariance(self, state):
         """Return the posterior covariance (n, n) of the latent values; O(n^3)."""
         half = lower_times(state.inverse, state.root[:, None] * self.K[state.rows])
-        added = state.added @ self.K
-        return self.K - half.T @ half + added.T @ added
+        return self.K - half.T @ half + state.raised.T @ state.raised
 
 
 class KernelGP(DenseGP):

@@ -197,9 +197,11 @@ class MarginalDoubleLoop:
         """Return the second derivative (2n, 2n) of L in the sites."""
         state, mean, weight = saddle.state, saddle.state.mean, self.ep.weight
         shared = self.ep.structure.shared_covariance(state)
-        cov = weight[:, None] * shared * weight
-        cross, square = -mean[:, None] * cov, cov * (0.5 * shared + np.outer(mean, mean))
-        matrix = np.block([[square, cross], [cross.T, cov]])
+        parts = np.empty((2, len(mean), 2, len(mean)))
+        cov = np.multiply(weight[:, None] * shared, weight, out=parts[1, :, 1])
+        np.multiply(0.5 * shared + np.outer(mean, mean), cov, out=parts[0, :, 0])
+        parts[1, :, 0] = np.multiply(-mean[:, None], cov, out=parts[0, :, 1]).T
+        matrix = parts.reshape(2 * len(mean), -1)
         # copies of a row share f, but have a noise each
         whole, part = (statistics(mean, v)[1] for v in (state.var, np.diagonal(shared)))
         _add_rows(matrix, weight * (whole - part) + self.exponent * saddle.tilted)
