@@ -235,7 +235,7 @@ def sequential(X, sign, flip, rule, most, block=40):
                 inner -= d_tau[:, None, None] * column[:, :, None] * inner[:, None, :, i]
                 tau[:, k] += d_tau
                 nu[:, k] += d_nu
-            mu, S = updated(mu, S, own, tau[:, own] - before[0], nu[:, own] - before[1])
+            update(mu, S, own, tau[:, own] - before[0], nu[:, own] - before[1])
         alpha, last = nu - tau * mu, alpha
         changes.append(np.where(passed, np.inf, np.linalg.norm(alpha - last, axis=1)))
         if np.all(changes[-1] < 1e-3):
@@ -256,13 +256,15 @@ def one_by_one(X, sign, flip, most):
     return found | dict(zip(RELAXED, relaxed, strict=True))
 
 
-def updated(mu, S, own, d_tau, d_nu):
-    """Return means and covariances after a change of the sites of a block of rows."""
-    across = S[:, :, own]
-    left = np.eye(d_tau.shape[1]) + d_tau[:, :, None] * S[:, own, own]
-    pull = np.linalg.solve(left, (d_nu - d_tau * mu[:, own])[:, :, None])
-    gain = np.linalg.solve(left, d_tau[:, :, None] * across.transpose(0, 2, 1))
-    return mu + (across @ pull)[:, :, 0], S - across @ gain
+def update(mu, S, own, d_tau, d_nu):
+    """Change means and covariances, draw by draw, by what the sites of a block of rows changed."""
+    for mean, cov, more, pull in zip(mu, S, d_tau, d_nu, strict=True):
+        across = cov[own].copy()
+        scaled = more[:, None] * across
+        left = np.eye(len(more)) + scaled[:, own]
+        solved = np.linalg.solve(left, np.column_stack([scaled, pull - more * mean[own]]))
+        mean += solved[:, -1] @ across
+        cov -= across.T @ solved[:, :-1]
 
 
 def figure_3(setting):
