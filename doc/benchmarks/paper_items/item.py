@@ -209,6 +209,7 @@ def tree_of(name):
     return ast.parse(pathlib.Path(importlib.util.find_spec(name).origin).read_text())
 
 
+@functools.cache
 def imports_of(name, tree):
     """Return (module, name) of all that a module imports from the package or from our scripts."""
     spec, found = importlib.util.find_spec(name), []
@@ -231,6 +232,7 @@ def homes(base, name):
     return [home for other in passed_on for home in homes(other, name)]
 
 
+@functools.cache
 def without_words(tree):
     """Return the code of a syntax tree without docstrings and layout."""
     for node in ast.walk(tree):
