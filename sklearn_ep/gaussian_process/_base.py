@@ -361,13 +361,14 @@ def takes_temper(estimator):
     return several and estimator.multi_class == "auto" and estimator.optimizer is not None
 
 
-def joined_fits(fits, y, joint=False):
+def joined_fits(fits, y, joint=False, own_points=False):
     """Return the `GPFit` of `BinaryFit`s with sites on the rows, whose class indices are y.
 
-    `joint` says that the one problem has all classes.
+    `joint` says that the one problem has all classes, `own_points` that each of several has
+    inducing points of its own.
     """
     own = [f.attributes for f in fits]
-    kernels = [a["kernel"] for a in own]
+    kernels, points = [a["kernel"] for a in own], [a["points"] for a in own]
     return GPFit(
         runs=fits,
         posteriors=[f.posterior for f in fits],
@@ -375,7 +376,7 @@ def joined_fits(fits, y, joint=False):
         n_sweeps=max(a["n_sweeps"] for a in own),
         sites=np.stack([a["sites"] for a in own]),
         loo_proba=_own_label_proba(own, y),
-        inducing_points=own[0]["points"],
+        inducing_points=np.stack(points) if own_points and len(own) > 1 else points[0],
         joint=joint,
         temper=own[0].get("temper"),
     )

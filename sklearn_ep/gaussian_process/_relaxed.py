@@ -34,7 +34,9 @@ from .._estimator.latents import JointLatents, is_joint
 from ._base import (
     GaussianProcessBase,
     allows_joint,
+    check_input_gradient,
     check_kernel,
+    column_spread,
     draw_seed,
     inducing_count,
     joined_fits,
@@ -124,6 +126,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Pieces of the rows in a fit through inducing points, for `n_jobs` workers. The answer does
         not depend on it beyond rounding. None keeps the covariances of all rows with the inducing
         points in memory, where for up to 2000 rows the convergent double loop is the last resort.
+    learn_inducing : bool, default=False
+        Move the inducing points along the gradient of the evidence while the kernel is learned.
+        False, because with wrong labels moving them tends to overfit.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
         How the moments of a row are matched: "ep" exactly, "power" with a fraction of the factor,
         "relaxed" where the divergence saved is worth `relaxation`. Several classes jointly are
@@ -261,8 +266,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         suspect.
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the same site, of all classes jointly its shifts.
-    inducing_points_ : ndarray of shape (m, d)
-        Inducing points; this and the next two with the sparse method only.
+    inducing_points_ : ndarray of shape (m, d), or (n_classes, m, d)
+        Inducing points; this and the next two with the sparse method only. Each of several classes
+        has its own where they are learned.
     inducing_mean_ : ndarray of shape (m,), or (n_classes, m)
         Posterior mean of the inducing values.
     inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
@@ -357,6 +363,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         n_inducing: int | None = None,
         inducing_points: ArrayLike | None = None,
         n_partitions: int | None = None,
+        learn_inducing: bool | str = False,
         rule: str = "relaxed",
         relaxation: float = 0.2,
         cost: str = "mass",
@@ -386,6 +393,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.n_inducing = n_inducing
         self.inducing_points = inducing_points
         self.n_partitions = n_partitions
+        self.learn_inducing = learn_inducing
         self.rule = rule
         self.relaxation = relaxation
         self.cost = cost
@@ -428,8 +436,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_choice("schedule", self.schedule, ["parallel", "sequential"])
         check_number("freeze_after", self.freeze_after, 0, integer=True)
         check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
-        if not isinstance(self.predict_clean, bool | np.bool_):
-            raise TypeError(f"predict_clean must be a bool, got {self.predict_clean!r}.")
+        for name in ("predict_clean", "learn_inducing"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
 
     @fit_method
     @with_callbacks
@@ -481,7 +490,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training, joint)
         fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y), joint)
-        fit = joined_fits(fits, training.y, joint)
+        fit = joined_fits(fits, training.y, joint, own_points=plan.unit is not None)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -505,7 +514,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
             Z = first_points(self, *rows, seed, m=m)
             kernel = self._initial_kernel(spread)
             labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
-            plan = self._plan_with(labels, kernel, Z, rng, spread, np.zeros_like(empty))
+            empty, unit = np.zeros_like(empty), data.units.spread
+            plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
             problem = PartedErrors(plan, data)
             monitor = FitMonitor(
                 self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
@@ -517,7 +527,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             )
             y = labels_of_parts(problem, run)
             monitor.finish()
-        fit = joined_fits(fits, y, joint)
+        fit = joined_fits(fits, y, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
     @property
@@ -554,10 +564,19 @@ class RelaxedEPClassifier(GaussianProcessBase):
         starts, sites = last_sites(self._last_fit, kernel, empty)
         rate = DEFAULTS.rate if self.label_noise == "learn" else float(self.label_noise)
         settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
-        if self.label_noise == "learn" and np.any(sites[0][1]):
-            rates = [run.attributes["setting"].rate for run in self._fitted.runs]
-            settings = [s._replace(rate=r) for s, r in zip(settings, rates, strict=True)]
+        if np.any(sites[0][1]):
+            pairs = zip(settings, self._fitted.runs, strict=True)
+            settings = [self._going_on(s, f.attributes["setting"]) for s, f in pairs]
         return settings, sites
+
+    def _going_on(self, first, last):
+        """Return a first `Setting` with what was learned last time."""
+        if self.label_noise == "learn":
+            first = first._replace(rate=last.rate)
+        free = self.learn_inducing and first.points is not None and self.inducing_points is None
+        if free and last.points is not None and last.points.shape == first.points.shape:
+            first = first._replace(points=last.points)
+        return first
 
     def _plan_of(self, training, joint=False):
         """Return the `LabelErrorPlan` of rows in memory."""
@@ -573,7 +592,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         averaging = self._averaging(training, kernel, len(empty) == 1)
         rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
         rows["coordinates"] = span_coordinates(kernel, X)
-        return self._plan_with(labels, kernel, Z, rng, spread, empty, **rows)
+        unit = None if Z is None else column_spread(X, training.weight)
+        return self._plan_with(labels, kernel, Z, rng, spread, empty, unit, **rows)
 
     def _labels(self, y, joint):
         """Return what rows are of, and empty sites, one entry a problem."""
@@ -591,15 +611,18 @@ class RelaxedEPClassifier(GaussianProcessBase):
         }
         return allows_joint(self, through_points, excludes)
 
-    def _plan_with(self, labels, kernel, Z, rng, spread, empty, **rows):
+    def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
 
-        `empty` are sites that say nothing.
+        `unit` (d,) is the spread of the columns, `empty` are sites that say nothing.
         """
         if Z is not None:
             check_kernel(kernel, kernel(Z))
         settings, sites = self._first_settings(empty, kernel, Z)
         learn = self.optimizer is not None
+        move_points = learn and bool(self.learn_inducing) and Z is not None
+        if move_points:
+            check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
         relaxes = self.rule == "relaxed" and np.isfinite(self.relaxation)
         return LabelErrorPlan(
@@ -617,6 +640,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             learn_rate=self.label_noise == "learn",
             relaxed=(self.relaxation, self.cost, self.freeze_after) if relaxes else None,
             length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
+            unit=unit if move_points else None,
             jitter=float(self.jitter),
             schedule=self.schedule,
             **rows,

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, RationalQuadratic
 from sklearn.metrics import log_loss, roc_auc_score
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
@@ -303,19 +303,48 @@ def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
     clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
     plan, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
-    plan.learn = True
+    plan.learn, plan.unit = True, None if points is None else np.array([0.7, 1.3])
     monkeypatch.setattr(ErrorProblem, "tol", 1e-10)
     first = clf._fitted.runs[0].attributes["setting"]
     nodes = Nodes(ErrorProblem(plan, sign, np.zeros((2, 40))), plan.space_of_mode(first))
     at = nodes.space.start(clf.kernel_.theta)
     at += 0.2 * np.random.RandomState(0).randn(len(at))
-    assert len(at) == len(nodes.space.bounds) == 3
+    assert len(at) == len(nodes.space.bounds) == 3 + 2 * (points or 0)
     near = nodes.evaluate(at, None)
     for i in range(len(at)):
         h = np.zeros_like(at)
         h[i] = 1e-4
         up, down = (nodes.evaluate(at + s * h, near).objective for s in (1, -1))
         assert abs((up - down) / 2e-4 - near.gradient[i]) < 1e-6
+
+
+def test_moving_inducing_points_raises_the_evidence():
+    X, y, _ = make_noisy_labels_classification(150, random_state=3)
+    kw = dict(kernel=ConstantKernel(4.0, "fixed") * RBF(1.0, "fixed"), label_noise=0.2, rule="ep")
+    kept = RelaxedEPClassifier(n_inducing=4, random_state=0, **kw).fit(X, y)
+    moved = RelaxedEPClassifier(n_inducing=4, random_state=0, learn_inducing=True, **kw).fit(X, y)
+    assert moved.converged_ and moved.log_evidence_ > kept.log_evidence_ + 1.0
+    assert moved.inducing_points_.shape == (4, 2)
+    assert np.max(np.abs(moved.inducing_points_ - kept.inducing_points_)) > 0.1
+    there = RelaxedEPClassifier(inducing_points=moved.inducing_points_, **kw).fit(X, y)
+    assert abs(there.log_evidence_ - moved.log_evidence_) < 1e-2
+    again = moved.set_params(warm_start=True).fit(X, y)
+    assert again.log_evidence_ > kept.log_evidence_ + 1.0
+    with pytest.raises(ValueError, match="learn_inducing"):
+        moved.set_params(kernel=RationalQuadratic()).fit(X, y)
+
+
+def test_moving_inducing_points_of_several_classes():
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(0))[::3] / X.std(0)
+    clf = RelaxedEPClassifier(n_inducing=5, learn_inducing=True, max_iter=15, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clf.fit(X, y[::3])
+    assert clf.inducing_points_.shape == (3, 5, 4) and clf.inducing_mean_.shape == (3, 5)
+    assert clf.score(X, y[::3]) > 0.9
+    value = clf.log_marginal_likelihood(clf.kernel_.theta)
+    assert np.isfinite(value)
 
 
 # ---------------------------------------------------------------------------- noisy labels
@@ -456,6 +485,8 @@ def test_bad_types():
     X, y = small(20)
     with pytest.raises(TypeError, match="predict_clean"):
         RelaxedEPClassifier(predict_clean="yes").fit(X, y)
+    with pytest.raises(TypeError, match="learn_inducing"):
+        RelaxedEPClassifier(learn_inducing="auto").fit(X, y)
     with pytest.raises(TypeError, match="kernel"):
         RelaxedEPClassifier(kernel="rbf").fit(X, y)
 

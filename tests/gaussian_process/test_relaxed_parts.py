@@ -107,6 +107,7 @@ def test_gradient_of_what_is_learned(rule):
     clf = fixed(X, rule=rule, n_partitions=3).fit(X, y)
     problem = clf._plan
     problem.plan.learn = problem.plan.learn_rate = True
+    problem.plan.unit = np.array([0.7, 1.3])
     with PartMap(problem.data.parts) as run:
         space = problem.plan.space_of_mode(problem.plan.settings[0])
         moving = PartedErrorProblem(problem, run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)
@@ -114,13 +115,13 @@ def test_gradient_of_what_is_learned(rule):
         at = space.start(KERNEL.theta)
         at += 0.2 * np.random.RandomState(0).randn(len(at))
         gradient = evaluate(at, None).gradient
-        for i in range(len(at)):
+        for i in np.r_[0:8, len(at) - 1]:
             h = 1e-4 * np.eye(len(at))[i]
             up, down = (evaluate(at + s * h, None).objective for s in (1, -1))
             assert abs((up - down) / 2e-4 - gradient[i]) < 1e-5
 
 
-@pytest.mark.parametrize("kw", [dict(), dict(rule="power")])
+@pytest.mark.parametrize("kw", [dict(), dict(learn_inducing=True), dict(rule="power")])
 def test_learning_on_parts(kw):
     X, y = rows(200, 3)
     start = dict(n_inducing=12, rule="ep", hyperparameters="mode", random_state=0)
@@ -129,7 +130,8 @@ def test_learning_on_parts(kw):
     assert parted.converged_ and 0 < parted.label_noise_ < 0.45
     # both end by rules of a third of a thousandth
     assert abs(parted.log_evidence_ - whole.log_evidence_) < 1.0
-    np.testing.assert_allclose(parted.predict_proba(X), whole.predict_proba(X), atol=0.05)
+    if "learn_inducing" not in kw:  # of which there are many local maxima
+        np.testing.assert_allclose(parted.predict_proba(X), whole.predict_proba(X), atol=0.05)
 
 
 def test_fallbacks_run_on_parts():

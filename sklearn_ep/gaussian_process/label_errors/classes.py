@@ -56,10 +56,10 @@ class ClassLabels:
         return partial(ep.solve, mixing=mixing)
 
     def slopes(self, plan, ep, result):
-        """Return the gradient in theta, and how probably each label is wrong (n,)."""
+        """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
         state, update = result.evaluation.payload
         theta = ep.structure.evidence_gradient(state) if plan.learn else []
-        return theta, ep.factor.wrong_proba(update.tilted.log_z)
+        return theta, 0.0, ep.factor.wrong_proba(update.tilted.log_z)
 
     def left_out(self, plan, setting, y, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""

@@ -119,18 +119,21 @@ def learned(problem, first, rows, trace):
 def _space_of_average(problem, first, rows):
     """Return the `ErrorSpace` that is averaged over.
 
-    Ratios of lengths are those that learning finds.
+    Ratios of lengths, and places of inducing points, are those that learning finds.
     """
     plan, space = problem.plan, problem.plan.space_of_average(first)
-    if plan.learn and len(space.kernel.lengths) > 1:
+    if plan.unit is not None or (plan.learn and len(space.kernel.lengths) > 1):
         space = plan.space_of_average(learned(problem, first, rows, Trace())[0])
     return space
 
 
 def _some_rows(problem, first):
-    """Return a third of the rows, to begin with; None for few rows, warm starts and objects."""
+    """Return a third of the rows, to begin with; None for few rows, warm starts and objects.
+
+    Through inducing points these are none that are moved.
+    """
     plan = problem.plan
-    if np.any(problem.x[1]):
+    if np.any(problem.x[1]) or plan.unit is not None:
         return None
     least = LIMITS.thirds if first.points is None else LIMITS.averaged + 1
     return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)

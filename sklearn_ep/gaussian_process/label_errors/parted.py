@@ -193,17 +193,17 @@ class PartedErrorProblem:
         ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
         try:
             solution = self.errors.solve(ep, setting, self.x, **options)
-        except ImproperPosterior:  # such as inducing points that are alike to this kernel
+        except ImproperPosterior:  # such as inducing points that have met
             return None
-        model, self.x = solution.model, solution.state.sites
-        slope, rate_slope = np.empty(0), 0.0
-        if plan.learn:
-            sums = ep.one_pass(model, self.x, gradient="stored", inputs=False)[0]
-            slope = evidence_gradient(model, sums, fresh=False, inputs=False)[0]
+        model, self.x, moves = solution.model, solution.state.sites, plan.unit is not None
+        slope, towards, rate_slope = np.empty(0), 0.0, 0.0
+        if plan.learn or moves:
+            sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
+            slope, towards = evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
         result = replace(solution.result, x=self.x)
-        return EPNode(setting, model, result, Slopes(slope, rate_slope))
+        return EPNode(setting, model, result, Slopes(slope, rate_slope, towards))
 
 
 def labels_of_parts(problem, run):

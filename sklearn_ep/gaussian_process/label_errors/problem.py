@@ -46,7 +46,7 @@ def log_rate_density(x, counts):
 
 
 class Setting(NamedTuple):
-    """Kernel and rate of wrong labels, which are learned; inducing points, None for all rows."""
+    """What learning may move: kernel, rate of wrong labels, inducing points (None: all rows)."""
 
     kernel: Any
     rate: float
@@ -54,10 +54,11 @@ class Setting(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """Gradient of a log evidence in theta (p,) and the logit of the rate."""
+    """Gradient of a log evidence in theta (p,), the logit of the rate and the points (m, d)."""
 
     theta: np.ndarray
     rate: float
+    points: Any
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,17 @@ class WeakScales(ThetaSpace):
 
 @dataclass(frozen=True)
 class ErrorSpace:
-    """What is learned of the kernel, and the logit of the rate.
+    """What is learned of the kernel, the logit of the rate, and moves of inducing points.
 
     `first` is a `Setting` with what is kept; `kernel` the space of the kernel, None for one that is
-    kept; `rate_counts` are those of the Beta prior of the rate, None for a rate that is kept.
+    kept; `rate_counts` are those of the Beta prior of the rate, None for a rate that is kept;
+    `unit` (d,) is the length of a move of size one in each column, None for points that stay.
     """
 
     first: Setting
     kernel: WeakScales | KernelScales | None
     rate_counts: tuple[float, float] | None
+    unit: np.ndarray | None = None
 
     @cached_property
     def s(self):
@@ -113,47 +116,55 @@ class ErrorSpace:
         names = () if scales is None else scales.names
         return (*names, "logit_label_noise") if self.rate_counts else names
 
+    @property
+    def _n_moves(self):
+        return 0 if self.unit is None else self.first.points.size
+
     def _parts(self, phi):
-        """Return what phi says of the kernel and the rate."""
-        return np.split(phi, [len(phi) - (self.rate_counts is not None)])
+        """Return what phi says of the kernel, the rate and the inducing points."""
+        end = len(phi) - self._n_moves
+        return np.split(phi, [end - (self.rate_counts is not None), end])
 
     def start(self, theta):
         """Return the phi (T,) of the first setting with other kernel parameters."""
         of_kernel = [] if self.kernel is None else self.kernel.phi(theta)
         rate = [logit(self.first.rate)] if self.rate_counts else []
-        return np.concatenate([of_kernel, rate])
+        return np.concatenate([of_kernel, rate, np.zeros(self._n_moves)])
 
     @property
     def bounds(self):
-        """Bounds (T, 2) of phi."""
+        """Bounds (T, 2) of phi; none for inducing points."""
         of_kernel = np.empty((0, 2)) if self.kernel is None else self.kernel.bounds
         rate = np.tile(logit(RATE_BOUNDS), (int(self.rate_counts is not None), 1))
-        return np.vstack([of_kernel, rate])
+        return np.vstack([of_kernel, rate, np.full((self._n_moves, 2), [-np.inf, np.inf])])
 
     def point(self, phi):
         """Return the `Setting` at phi."""
         kernel, rate, points = self.first
-        of_kernel, logit_rate = self._parts(phi)
+        of_kernel, logit_rate, moves = self._parts(phi)
         if self.kernel is not None:
             kernel = with_theta(kernel, self.kernel.point(of_kernel))
         if len(logit_rate):
             rate = float(expit(logit_rate[0]))
+        if len(moves):
+            points = points + moves.reshape(points.shape) * self.unit
         return Setting(kernel, rate, points)
 
     def slopes(self, slope):
         """Return the gradient in phi from `Slopes`."""
         of_kernel = [] if self.kernel is None else self.kernel.slopes(slope.theta)
         rate = [slope.rate] if self.rate_counts else []
-        return np.concatenate([of_kernel, rate])
+        moves = [] if self.unit is None else (slope.points * self.unit).ravel()
+        return np.concatenate([of_kernel, rate, moves])
 
     def log_prior(self, phi):
-        """Return the log prior density of phi, and its gradient."""
-        of_kernel, logit_rate = self._parts(phi)
+        """Return the log prior density of phi, flat in moves, and its gradient."""
+        of_kernel, logit_rate, moves = self._parts(phi)
         value, slope = (0.0, []) if self.kernel is None else self.kernel.log_prior(of_kernel)
         if self.rate_counts is not None:
             more, steep = log_rate_density(logit_rate[0], self.rate_counts)
             value, slope = value + more, np.append(slope, steep)
-        return value, np.asarray(slope)
+        return value, np.append(slope, np.zeros(len(moves)))
 
 
 class ErrorAveraging(NamedTuple):
@@ -212,15 +223,16 @@ class BinaryLabels:
         return WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule).solve
 
     def slopes(self, plan, ep, result):
-        """Return the gradient in theta, and how probably each label is wrong (n,)."""
-        structure, theta = ep.structure.structure, np.empty(0)
+        """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
+        structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
         state, exponent = result.evaluation.payload[0], plan.rule.exponent
         if isinstance(structure, InducingGP):
-            theta = structure.evidence_gradient(state.latent, state.noise_slope)[0]
+            moved = plan.unit is not None
+            theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
         elif plan.learn:
             theta = structure.evidence_gradient(state.latent)
         cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
-        return theta, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
 
     def left_out(self, plan, setting, sign, result):
         """Return what leaving each row out says of its label, and the probability it is wrong."""
@@ -275,8 +287,9 @@ class LabelErrorPlan:
 
     `labels` say what a row is of: `BinaryLabels`, or all classes jointly. `y` holds class indices;
     `settings` and `sites` have one entry a problem, where it starts. `learn` and `learn_rate` say
-    whether kernel and rates of wrong labels are learned. `rule` is that of learning; `relaxed` are
-    the arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
+    whether kernel and rates of wrong labels are learned, `unit` (d,) is the spread of the columns
+    where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
+    arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
     centres the prior of the length scale of the default kernel; None for other kernels, of which
     nothing is known. `schedule` is that of sweeps after learning. `averaging` is None where the
     mode is used. `coordinates` are the rows X, or others of fewer columns with the same
@@ -297,6 +310,7 @@ class LabelErrorPlan:
     learn_rate: bool
     relaxed: tuple[Any, ...] | None
     length_centre: float | None
+    unit: np.ndarray | None
     jitter: float
     schedule: str
     X: Any = None
@@ -314,10 +328,10 @@ class LabelErrorPlan:
             if first.points is not None:
                 seen = first.points, np.ones(len(first.points))
             scales = WeakScales(first.kernel, *seen, self.noise, self.length_centre)
-        return ErrorSpace(first, scales, counts if self.learn_rate else None)
+        return ErrorSpace(first, scales, counts if self.learn_rate else None, self.unit)
 
     def space_of_average(self, first):
-        """Return the `ErrorSpace` that is averaged over; ratios of lengths stay."""
+        """Return the `ErrorSpace` that is averaged over; ratios of lengths and points stay."""
         averaging: Any = self.averaging
         scales, counts = None, averaging.rate_counts if self.learn_rate else None
         if self.learn:
@@ -368,9 +382,9 @@ class LabelErrorPlan:
         """Return the `EPNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
         if slopes:
-            theta, wrong = self.labels.slopes(self, ep, result)
+            theta, towards, wrong = self.labels.slopes(self, ep, result)
             # of the rate: the expected minus the assumed number of wrong labels
-            told = Slopes(theta, self.weight @ (wrong - setting.rate))
+            told = Slopes(theta, self.weight @ (wrong - setting.rate), towards)
         return EPNode(setting, state, result, told)
 
     def posterior(self, payload):
@@ -399,7 +413,7 @@ class ErrorProblem:
         labels = self.plan.labels
         try:
             ep = self.plan.ep(setting, self.y, passing=True)
-        except ImproperPosterior:  # inducing points that are alike to this kernel
+        except ImproperPosterior:  # inducing points that have met
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)
         solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
