@@ -681,7 +681,7 @@ rescale the kernel.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in 1.0 CPU seconds, inner ones in 1.4. Here a fixed point is
+points are within a nat of the end in 1.3 CPU seconds, inner ones in 1.6. Here a fixed point is
 found from the last one by Anderson acceleration in a few sweeps. In the first steps, where the
 sites are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and
 the sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
@@ -756,7 +756,7 @@ work as well.
         figure_4_flights,
         """
 **Reproduces,** on two splits: an epoch of minibatches, 11 CPU seconds, outperforms the linear
-model, by .054 nats. SVI is .012 above it after the same time.
+model, by .054 nats. After the same time SVI is .012 above it, which two splits are too few to show.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of
 New York in 2013 with the same eight attributes, 10,000 held out. Batches of 1000 for both (200 in
@@ -772,7 +772,7 @@ hyperparameters. The paper prints no numbers for flights.
         figure_4_many_flights,
         """
 As many generated rows as the paper's training set has, eight attributes like its own, with known
-chances of delay. With m = 200, as in the paper, one epoch takes 2.9 minutes of CPU and loses .0001
+chances of delay. With m = 200, as in the paper, one epoch takes 2.4 minutes of CPU and loses .0001
 nats for each row against the true chances; the linear model loses .072. One draw, one averaged
 site, up to three full passes at fixed hyperparameters.
 """,
