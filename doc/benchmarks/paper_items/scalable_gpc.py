@@ -710,10 +710,10 @@ that of the other 4900.
         figure_3,
         """
 **Reproduces:** with 200 points SEP has a smaller held-out log loss in the same CPU time, over ten
-splits. At the end (8 seconds) it is .012 below GFITC's and .024 below SVI's. With 50 points it is
-.026 and .069 below (1.6 seconds). SVI ends last at any size. **Does not** with four points, where
-GFITC is ahead. With 50 points GFITC is ahead in the first fifth of a second, by .03, and with 200
-after the first second we cannot tell.
+splits. At the end (8 seconds) it is .011 below GFITC's and .025 below SVI's. With 50 points it is
+.024 and .079 below (1.6 seconds). SVI ends last at any size. **Does not** with four points, where
+GFITC is ahead, but for the end, where we cannot tell. With 50 points GFITC is ahead after a fifth
+of a second, by .03, and with 200 after the first second we cannot tell.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
