@@ -78,7 +78,7 @@ class DenseState:
     of what the m negative sites add to variances: a new row with covariances k* has variance
     k** - |C^-1 S k*|^2 + |added k*|^2. `raised` (m, n) is minus added K. `log_evidence` is the log
     of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
-    themselves. All matrices have the precision of K.
+    themselves. `added` and `raised` are in double precision, all other matrices in that of K.
     """
 
     extra_var = 0.0
@@ -107,7 +107,7 @@ class DenseState:
         self.log_evidence += 0.5 * shift @ self.mean
 
     def _add_negative(self, K, minus):
-        """Add what the sites of rows `minus` leave of variances and evidence, and keep `added`.
+        """Add what the sites of rows `minus` leave of variances and evidence; keep both halves.
 
         With A the covariance under the other sites and d = sqrt(-precision), I - d A d is
         factorised: it is positive definite exactly if the posterior is proper.
