@@ -18,11 +18,11 @@ from ._rows import best_first, design_rows, row_numbers, rows_of
 from ._strategies import (
     LOOK_AHEAD,
     OF_PROBA,
+    best_rows,
     check_objective,
     check_strategy,
     greedy,
     is_greedy,
-    latent_scores,
     look_ahead,
     resolved,
     works_on_posterior,
@@ -322,18 +322,15 @@ class Learner(Printed):
 
     def _best(self, strategy, free, n_instances):
         rows = np.flatnonzero(free)
-        if _by_proba(strategy, self.estimator_):
-            # labels told since the last refit are taken in once, as those to come before the next
-            kept = self._refit_every > 1 or self._n_fitted < len(self._labels)
-            kept = kept and _has_posterior(self.estimator_)
-            proba = self._up_to_date().proba() if kept else self.predict_proba()
-            rated = OF_PROBA[strategy](proba)[rows]
+        # labels told since the last refit are taken in once, as those to come before the next
+        kept = self._refit_every > 1 or self._n_fitted < len(self._labels)
+        if _by_proba(strategy, self.estimator_) and not (kept and _has_posterior(self.estimator_)):
+            rated = OF_PROBA[strategy](self.predict_proba())[rows]
             return rows[best_first(rated, n_instances)]
         posterior = self._up_to_date()
         if is_greedy(strategy, "auto", n_instances):
             return np.array(greedy(posterior, strategy, free, n_instances)[0])
-        rated = latent_scores(posterior, strategy)[rows]
-        return rows[best_first(rated, n_instances)]
+        return best_rows(posterior, strategy, rows, n_instances)
 
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""

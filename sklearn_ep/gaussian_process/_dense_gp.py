@@ -15,8 +15,10 @@ from scipy.linalg import blas
 from .._engine.gaussian import (
     ImproperPosterior,
     add_to_diagonal,
+    checked_cholesky,
     explained_variances,
     inverse_factor,
+    invert_triangular,
     lower_times,
     mirrored,
     positive_variance,
@@ -120,7 +122,8 @@ class DenseState:
         A[:, minus] = own
         B = -d[:, None] * own * d
         add_to_diagonal(B, 1.0)
-        inverse = inverse_factor(B.T)  # symmetric
+        inverse = checked_cholesky(B.T, overwrite=True)  # symmetric
+        invert_triangular(inverse)
         self.log_evidence += log_diagonal(inverse)
         self.var[minus] = np.diagonal(own)
         self.raised, self.added = lower_times(inverse, d[:, None] * A), np.empty_like(A)

@@ -204,6 +204,20 @@ def test_every_strategy_serves_a_session(strategy):
     assert len(set(learner.labelled_)) == 14 and learner.predict_proba().shape == (120, 2)
 
 
+@pytest.mark.parametrize("strategy", ["uncertainty", "entropy", "bald", "information_gain"])
+@pytest.mark.parametrize("model", [GP, LINEAR, RelaxedEPClassifier(label_noise=0.1)])
+def test_one_row_is_the_first_of_several(model, strategy):
+    # one row is chosen among those that no other beats in mean and variance, several among all
+    twins = np.concatenate([X, X[::-1]])  # rows that are alike are tied: the first is asked for
+    told = np.concatenate([known(Y, 12), known(Y, 12)[::-1]])
+    learner = Learner(model, twins, told, strategy=strategy, refit_every=4)
+    for _ in range(10):
+        first = learner.ask(1)[0]
+        assert first == learner.ask(2)[0]
+        assert first < len(X)
+        learner.tell([first, len(twins) - 1 - first], [Y[first]] * 2)
+
+
 def test_a_fresh_session_asks_what_query_chooses():
     learner = Learner(GP, X, known(Y, 20))
     clf = clone(GP).fit(X[:20], Y[:20])

@@ -304,7 +304,8 @@ def learned_from(kernel, X, y, w, **kw):
 
 def test_quasi_newton_ends_where_differences_vanish():
     X, y, w = toy()
-    kernel = ConstantKernel(1.0) * RBF(2.5)
+    # a free amplitude ends at 38, in a valley where rounding decides how near the end is
+    kernel = ConstantKernel(1.0, "fixed") * RBF(2.5)
     learned = learned_from(kernel, X, y, w, learn_inducing=True, hyperparameters="mode")
     first = slopes_at(kernel, X[:8] + 0.05, X, y, w)
     last = slopes_at(learned.kernel_, learned.inducing_points_, X, y, w)
