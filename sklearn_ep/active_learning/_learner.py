@@ -189,8 +189,9 @@ class Learner(Printed):
     Notes
     -----
     A call of `ask` costs the scores of the rows without label; `tell` nothing, and the refit that
-    is due. The session keeps n m covariances with m reference rows. It can be pickled at any time,
-    and goes on from there.
+    is due. One row of two classes costs O(n log n), and the scores of rows that no other beats in
+    mean and variance, unless the strategy looks ahead. The session keeps n m covariances with m
+    reference rows. It can be pickled at any time, and goes on from there.
 
     References
     ----------
