@@ -161,7 +161,8 @@ def test_more_columns_than_rows_and_hostile_tables():
     rng = np.random.default_rng(1)
     X = rng.standard_normal((50, 120)) + 3.0
     y = X[:, :3] @ np.r_[3.0, -2.0, 1.0] + rng.standard_normal(50)
-    est = ConvexVariationalRegressor(max_iter=200).fit(X, y)
+    # the bound hardly rises as the noise falls to its floor: how fast, rounding decides
+    est = ConvexVariationalRegressor(max_iter=600).fit(X, y)
     assert est.converged_ and est.noise_variance_ > 1e-7 * y.var()
     assert np.all(np.abs(est.coef_[:3]) > 0.3)
     for X, y in (

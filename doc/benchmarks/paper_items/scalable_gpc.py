@@ -713,7 +713,7 @@ that of the other 4900.
 splits. At the end (8 seconds) it is .011 below GFITC's and .028 below SVI's. With 50 points it is
 .023 and .090 below (1.2 seconds). SVI ends last at any size. **Does not** with four points, where
 GFITC is ahead throughout, at the end by .010. With 50 points GFITC is ahead in the first fifth of a
-second, by .05, and with 200 after .9 seconds we cannot tell.
+second, by .05. With 200 points we cannot tell at .9 seconds.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
