@@ -260,10 +260,10 @@ class DoubleLoop:
         return 0.5 * (explained - step.system.log_det) + normaliser - loss
 
 
-def _not_lower(current, candidate):
-    """Accept an accelerated step unless it lowers the bound by more than rounding."""
+def not_lower(current, candidate):
+    """Accept an accelerated step unless it lowers the bound beyond rounding, if there is one."""
     before, after = current.record["objective"], candidate.record["objective"]
-    return after >= before - 1e-10 * abs(before)
+    return not after < before - 1e-10 * abs(before)
 
 
 @dataclass
@@ -330,7 +330,7 @@ class ExactFit:
         about = self.design.counting(), self.sites, self.prior, self.system
         loop = DoubleLoop(*about, *inner, of_scale)
         acceleration = Anderson(depth=5, mixing=limits.damping, max_change=3.0)
-        steps = dict(acceleration=acceleration, accept=_not_lower, monitor=monitor, **limits.outer)
+        steps = dict(acceleration=acceleration, accept=not_lower, monitor=monitor, **limits.outer)
         return loop, iterate(loop.evaluate, loop.start(last), **steps)
 
     def __call__(self, phi, near):

@@ -34,6 +34,7 @@ from .._estimator.row_parts import (
     statistics_of_rows,
 )
 from ._calibration import noise_temper
+from ._double_loop import not_lower
 from ._parameters import SitePrior
 from ._problem import find_copies
 from ._sites import LaplaceSite
@@ -703,7 +704,11 @@ def fit_regression(plan, monitor):
     loop = plan.loop
     limits: Any = dict(max_iter=plan.max_iter, tol=loop.tol, monitor=monitor)
     if loop.exact:
+        # with more columns than rows the noise falls by steps that are smallest half-way, which
+        # acceleration takes for the end: 40 sets of 50 x 120 take 21 steps for 61 where it may not
+        # lower the bound
         limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
+        limits["accept"] = not_lower
     result = iterate(loop.evaluate, loop.start(), **limits)
     step, d = result.evaluation.payload, loop.design.shape[1]
     if loop.exact:
