@@ -16,7 +16,6 @@ from ._drawing import Display, check_index, percent, step_with
 
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
-_AREA = 600.0  # points^2 of a node that has all the weight
 # heights of the numbers of cases, below all shares: of the first model, and between two models
 _COUNTS_AT, _COUNTS_APART = -0.1, 0.05
 
@@ -174,7 +173,8 @@ class HyperparameterDisplay(Display):
         if more:
             (other, others, other_scale), style = more[0], {"color": "C0", "alpha": 0.6, **kwargs}
             ax.set(yscale=other_scale, ylabel=other)
-            ax.scatter(values, others, s=_AREA * self.weights, **style)
+            # a node that has all the weight is of 600 square points
+            ax.scatter(values, others, s=600.0 * self.weights, **style)
         else:
             ax.vlines(values, 0.0, self.weights, **{"color": "C0", "lw": 2, **kwargs})
             ax.set(ylabel="weight", ylim=(0.0, None))
