@@ -158,7 +158,8 @@ def test_the_bound_is_just_below_the_evidence():
 
 
 def test_acceleration_does_not_turn_back_the_fall_of_the_noise():
-    # its steps are smallest half-way; steps towards there took 61 iterations in the mean
+    # steps of the noise are smallest half-way to its floor, which is no fixed point: where
+    # acceleration went there, 61 iterations were taken in the mean
     taken = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
