@@ -22,6 +22,13 @@ def rows_at(X, index):
     return X.take(index) if hasattr(X, "column_names") else X[index]
 
 
+def row_at(X, place):
+    """Return one row of an array, matrix or table as one; a list of one takes longer if sparse."""
+    if hasattr(X, "column_names") and not hasattr(X, "iloc"):
+        return X.slice(place, 1)
+    return rows_at(X, slice(place, place + 1))
+
+
 def columns_at(X, places):
     """Return an array or table with the columns at these places, a list."""
     if hasattr(X, "iloc"):

@@ -1,5 +1,6 @@
 """A labelling session: ask for rows, tell their labels, from the first label on."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from sklearn.utils import check_random_state
 
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
+from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import Printed
 from .._estimator.tables import is_missing, rows_at
 from ._posterior import posterior_of
@@ -131,7 +133,8 @@ class Learner(Printed):
     labelled then: rows that are chosen by a model of few labels mislead it more than they tell. All
     rows are those of a design while fewer than two classes have a label, and the first two of a
     regressor. Later the strategy chooses. Labels enter the posterior at once, by rank-one updates.
-    After every `refit_every` labels a clone of the estimator is fitted to all of them.
+    After every `refit_every` labels a clone of the estimator is fitted to all of them; with
+    ``warm_start=True`` classifiers of this package start from the last refit.
 
     Parameters
     ----------
@@ -423,7 +426,7 @@ class Learner(Printed):
         return self
 
     def refit(self) -> Self:
-        """Fit a clone of the estimator to all labels now, unless the last refit had them all.
+        """Fit the estimator to all labels now, unless the last refit had them all.
 
         Returns
         -------
@@ -439,13 +442,19 @@ class Learner(Printed):
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self
-        model = clone(self._estimator).fit(rows_at(self._pool, rows), y)
+        model = self._unfitted().fit(rows_at(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
         self.history_.append(
             {"n_labels": len(rows), "expected_gain": self.expected_gain_, "score": None}
         )
         return self
+
+    def _unfitted(self):
+        """Return a clone, or a copy of the last refit where that is a mere place to start from."""
+        own = isinstance(self.estimator_, PosteriorClassifier)  # a forest would keep its trees
+        warm = own and getattr(self.estimator_, "warm_start", False)
+        return copy.copy(self.estimator_) if warm else clone(self._estimator)
 
     def predict_proba(self, X: RowsLike | None = None) -> np.ndarray:
         """Class probabilities with all labels so far, those since the last refit included.

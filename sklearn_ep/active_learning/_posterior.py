@@ -16,7 +16,7 @@ from sklearn.base import is_regressor
 from .._engine.gaussian import positive_variance
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
 from .._estimator.posterior_classifier import PosteriorClassifier
-from .._estimator.tables import rows_at
+from .._estimator.tables import row_at, rows_at
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
 
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
@@ -86,7 +86,7 @@ class Posterior:
 
         One column of covariances, and n m flops a problem where there are reference rows.
         """
-        of_rows, new = self.source.covariance_with(rows_at(self.X, [i])), copy.copy(self)
+        of_rows, new = self.source.covariance_with(row_at(self.X, i)), copy.copy(self)
         d, d_reference = of_rows(self.X)[:, :, 0].T, None
         if self.reference is not None:
             d_reference = of_rows(self.reference)[:, :, 0].T

@@ -287,10 +287,12 @@ def best_rows(posterior, strategy, rows, count):
     falls = len(links) == 1 and isinstance(links[0], LogisticLink)
     if count == 1 and falls and strategy in (*OF_PROBA, *_OF_LINK):
         distance, spread = np.abs(posterior.mean[rows, 0]), posterior.var[rows, 0]
-        order = np.argsort(distance)
-        spread = spread[order]
-        largest = np.maximum.accumulate(spread)
-        rows = np.sort(rows[order[spread >= (1.0 - _ALIKE) * largest]])
+        # few rows have more than the rows near zero: the others need no sort
+        near = distance <= np.partition(distance, len(rows) // 64)[len(rows) // 64]
+        kept = np.flatnonzero(near | (spread >= (1.0 - _ALIKE) * spread[near].max()))
+        order = kept[np.argsort(distance[kept])]
+        largest = np.maximum.accumulate(spread[order])
+        rows = np.sort(rows[order[spread[order] >= (1.0 - _ALIKE) * largest]])
     return rows[best_first(latent_scores(posterior, strategy, rows), count)]
 
 

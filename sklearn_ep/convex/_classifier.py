@@ -186,7 +186,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Fit arrays in so many blocks of consecutive rows, as if they were given as a list of
         partitions; None fits them as they are.
     warm_start : bool, default=False
-        Start from the last fit if the shapes agree.
+        Start from the last fit: with exact variances and rows in memory if the columns are as many,
+        so that rows may come or go, otherwise if the shapes agree.
     n_jobs : int or None, default=None
         One-versus-rest problems, or partitions, fitted at a time; None is one. Partitions are
         worked on by threads unless a `joblib.parallel_config` says otherwise. Never changes the

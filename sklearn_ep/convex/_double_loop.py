@@ -146,7 +146,7 @@ class OuterStep(NamedTuple):
 
     def last(self):
         """Return the `Last` that a neighbour starts from."""
-        return Last(self.inner.u, np.log(np.concatenate([self.var, self.own])))
+        return Last(self.inner.u, np.log(self.var), np.log(self.own))
 
     def left_out(self, weight):
         """Return the `Cavity` of rows of weight (q,)."""
@@ -155,14 +155,22 @@ class OuterStep(NamedTuple):
 
 
 class Last(NamedTuple):
-    """Where a later fit can start: weights, state of the loop, and the log scale apart from it.
+    """Where a later fit can start: weights, and the state of the loop.
 
-    That is None unless the scale was averaged over.
+    `rows` are log variances of the rows, `tail` is what follows them in the state. `phi` is the log
+    scale apart from it, None unless the scale was averaged over. `system` is that of the posterior.
     """
 
     u: np.ndarray
-    state: np.ndarray
+    rows: np.ndarray
+    tail: np.ndarray
     phi: float | None = None
+    system: Any = None
+
+    def at_rows(self, design):
+        """Return the same for any rows, with their variances under the posterior. One product."""
+        variances = self.system.row_variance(design.B)
+        return self._replace(rows=np.log(np.maximum(variances, TINY)))
 
 
 @dataclass
@@ -201,7 +209,7 @@ class DoubleLoop:
         if last is not None:
             self.u = last.u.copy()
             self.s = self.design.dot(self.u)
-            return last.state.copy()
+            return np.concatenate([last.rows, last.tail])
         prior = self.prior
         diagonal = prior.start_precision(prior.start_scale)
         rows, coefficients = self.design.start_variances(diagonal, self.weight)
@@ -288,7 +296,7 @@ class ExactFit:
         or None. The loop itself finds the scale, roughly, its prior taken into account: the mode
         only says where the nodes lie. Scales of groups keep the proportions that learning finds.
         """
-        prior, state = self.prior, None
+        prior = self.prior
         if prior.of_scale is None:
             return None, None
         if prior.groups is not None:
@@ -300,8 +308,8 @@ class ExactFit:
                 result = fits.at(last.phi).solved(last, watch, **_ROUGH)[1]
                 if abs(fits.node(last.phi, result).gradient[0]) < _FLAT:
                     return replace(fits, first=last), last
-                state = last._replace(state=np.append(last.state, last.phi))
-            result = fits.solved(state, watch, of_scale=prior.of_scale, **_ROUGH)[1]
+                last = last._replace(tail=np.append(last.tail, last.phi))
+            result = fits.solved(last, watch, of_scale=prior.of_scale, **_ROUGH)[1]
         step = result.evaluation.payload
         phi = float(np.log(step.scale))
         near = fits.node(phi, result)

@@ -73,8 +73,8 @@ class Problem:
     `rows` are `RowsInMemory` or `PartedRows`, those of the first of the problems. `noise` are the
     random numbers of the columns and `evidence_probes` those of the log determinant, None with
     exact variances. `lasts` holds for each problem the state of an earlier fit, or None; only a fit
-    of the same `shape` may begin there. `n_rows` are all rows that were given, `n_jobs` the nodes
-    of one problem to work on at once.
+    of the same `shape` may begin there, with exact variances one to any rows. `n_rows` are all rows
+    that were given, `n_jobs` the nodes of one problem to work on at once.
     """
 
     rows: Any
@@ -119,6 +119,7 @@ def fit_exact(problem, sign, monitor, k):
     At one scale of the prior or averaged over it.
     """
     rows, last, averaged = problem.rows, problem.lasts[k], None
+    last = None if last is None else last.at_rows(rows.design)
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
@@ -128,11 +129,12 @@ def fit_exact(problem, sign, monitor, k):
     loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
+    q, phi = len(step.var), None if averaged is None else last.phi
+    last = Last(step.mean, result.x[:q], result.x[q:], phi, step.system)
     if averaged is None:
-        last, scale = Last(step.mean, result.x), at.prior.spread(step.scale)
+        scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
-        last = Last(step.mean, result.x, last.phi)
         average = Average.alone(averaged.node(last.phi, result))
         if result.reason != "asked":
             about = averaged.about(last.phi, step)
@@ -327,8 +329,10 @@ def make_problem(estimator, training):
     rows, prior = rows_and_prior(estimator, training, merge=sampled)
     rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), _seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
-    how, state = (variance, solver, Limits.of(estimator, longer)), rows.design.shape[0]
-    return _problem(estimator, rows, prior, how, len(training.y), (state, rows.averaged), rng)
+    how = variance, solver, Limits.of(estimator, longer)
+    # sites of the same rows are where sampled fits start, a posterior of any rows where exact do
+    state = rows.design.shape[0] if sampled else None, rows.averaged
+    return _problem(estimator, rows, prior, how, len(training.y), state, rng)
 
 
 def _problem(estimator, rows, prior, how, n_rows, state, rng):

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 from scipy.special import ndtr
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.datasets import load_iris, make_moons
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import BayesianRidge, LogisticRegression
@@ -278,6 +279,35 @@ def test_a_session_is_saved_and_goes_on():
     for session in (learner, resumed):
         session.tell(rows, Y[rows])
     np.testing.assert_array_equal(resumed.predict_proba(), learner.predict_proba())
+
+
+@pytest.mark.parametrize("calibration", [None, "loo"])
+def test_refits_that_start_warm_end_where_cold_ones_do(calibration):
+    fixed = ConvexVariationalLogistic(
+        1.0, hyperparameters="mode", calibration=calibration, tol=1e-7, max_iter=100
+    )
+    cold, warm = (Learner(clone(fixed).set_params(warm_start=w), X) for w in (False, True))
+    steps = []
+    for k in range(20, 50, 5):
+        before = warm.estimator_
+        proba = None if before is None else before.predict_proba(X)
+        for learner in (cold, warm):
+            rows = np.arange(len(learner.labelled_), k)
+            learner.tell(rows, Y[rows])
+        if before is not None:
+            np.testing.assert_array_equal(before.predict_proba(X), proba)
+        np.testing.assert_allclose(warm.predict_proba(), cold.predict_proba(), atol=1e-6)
+        steps.append((warm.estimator_.n_newton_iter_, cold.estimator_.n_newton_iter_))
+    of_warm, of_cold = np.sum(steps[1:], axis=0)
+    assert of_warm < of_cold
+
+
+def test_a_forest_with_warm_start_sees_every_label():
+    forest = RandomForestClassifier(10, warm_start=True, random_state=0)
+    learner = Learner(forest, X, known(Y, 20), strategy="uncertainty")
+    learner.tell(range(20, 60), Y[20:60]).refit()
+    alone = clone(forest).fit(X[:60], Y[:60])
+    np.testing.assert_array_equal(learner.predict_proba(), alone.predict_proba(X))
 
 
 def test_corrected_labels_are_as_if_told_rightly():

@@ -250,8 +250,21 @@ def test_warm_start_continues():
     e.fit(X, y)
     assert e.n_iter_ < first
     np.testing.assert_allclose(e.coef_, coef, atol=1e-6)
-    e.fit(X[:50], y[:50])
-    np.testing.assert_allclose(e.coef_, fit(X[:50], y[:50], tol=1e-7).coef_, atol=1e-12)
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "laplace"])
+@pytest.mark.parametrize("d", [10, 90])
+def test_warm_start_at_other_rows_ends_where_a_cold_one_does_but_sooner(d, prior):
+    X, y = make(90, d, seed=10)
+    kw = dict(prior=prior, tol=1e-7, max_iter=200)
+    e, steps = plain_logistic(warm_start=True, **kw).fit(X[:70], y[:70]), []
+    for rows in (slice(75), slice(5, 60), slice(90)):
+        warm, cold = e.fit(X[rows], y[rows]), fit(X[rows], y[rows], **kw)
+        steps.append((warm.n_newton_iter_, cold.n_newton_iter_))
+        np.testing.assert_allclose(warm.coef_, cold.coef_, atol=1e-6)
+        np.testing.assert_allclose(warm.marginal_variance_, cold.marginal_variance_, rtol=1e-6)
+    of_warm, of_cold = np.sum(steps, axis=0)
+    assert of_warm < of_cold
 
 
 # ---------------------------------------------------------------------------- predictions

@@ -3,6 +3,7 @@
 import matplotlib
 import numpy as np
 import scipy.sparse as sp
+from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 from sparse_logistic import load
@@ -46,6 +47,8 @@ def learning_curve(strategy, estimator, pool, test, start, marks, block, seed):
     Within a block labels enter by rank-one updates, as in the paper; after it all sites are fitted.
     """
     (P, own), (T, t) = pool, test
+    # a convex fit ends where it would from anywhere else
+    estimator = clone(estimator).set_params(warm_start=True)
     order = np.random.default_rng(seed).permutation(len(own))
     if strategy == "random":
         fits = (estimator.fit(P[order[:m]], own[order[:m]]) for m in marks)
