@@ -103,6 +103,10 @@ class Problem:
         given = rows, prior, variance, solver, limits, scales, bool(estimator.fit_intercept)
         return cls(*given, n_rows, lasts, shape, n_jobs)
 
+    def last_at_rows(self, k):
+        """Return the `Last` of an earlier fit of problem k, or None, for the rows of this one."""
+        return None if self.lasts[k] is None else self.lasts[k].at_rows(self.rows.design)
+
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
         return WeightPosterior(step.mean, self.intercept, step.system, step.system)
@@ -118,8 +122,7 @@ def fit_exact(problem, sign, monitor, k):
 
     At one scale of the prior or averaged over it.
     """
-    rows, last, averaged = problem.rows, problem.lasts[k], None
-    last = None if last is None else last.at_rows(rows.design)
+    rows, last, averaged = problem.rows, problem.last_at_rows(k), None
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
@@ -135,13 +138,7 @@ def fit_exact(problem, sign, monitor, k):
         scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
-        average = Average.alone(averaged.node(last.phi, result))
-        if result.reason != "asked":
-            about = averaged.about(last.phi, step)
-            told = dict(n_jobs=problem.n_jobs, monitor=monitor)
-            average = integrate(averaged, average.nodes[0], **about, **told)
-            nodes, log_mass = averaged.weighed(average)
-            average = average_of(nodes, log_mass, average.foretold, average.n_evaluations)
+        average = _average_about(problem, averaged, phi, result, monitor)
         steps = [node.payload for node in average.nodes]
         scale = averaged.mean_scale(average.weight @ average.phi[:, 0], problem.prior)
         average = _kept(average, averaged.prior)
@@ -166,6 +163,18 @@ def fit_exact(problem, sign, monitor, k):
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
+
+
+def _average_about(problem, averaged, phi, result, monitor):
+    """Return the `Average` over the log scale about phi, where the result is of `averaged` fits."""
+    average = Average.alone(averaged.node(phi, result))
+    if result.reason == "asked":
+        return average
+    about = averaged.about(phi, result.evaluation.payload)
+    told = dict(n_jobs=problem.n_jobs, monitor=monitor)
+    average = integrate(averaged, average.nodes[0], **about, **told)
+    nodes, log_mass = averaged.weighed(average)
+    return average_of(nodes, log_mass, average.foretold, average.n_evaluations)
 
 
 def fit_sampled(problem, sign, monitor, k):
