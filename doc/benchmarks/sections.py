@@ -66,11 +66,11 @@ PARTS = {
             "What averages over hyperparameters bring and cost",
             "Thirteen real sets of two classes with 100 to 250 training rows, five splits.",
             "Averaging over the lengths of the columns lowers the mean log loss of the Gaussian "
-            "process from .360 to .342, and takes 1.9 times the CPU of the mode. The gain is "
+            "process from .359 to .342, and takes 1.6 times the CPU of the mode. The gain is "
             "large where few columns matter: splice .421 to .297. Crabs, heart and german lose "
             ".003 to .010. With one length for all columns both are level. With label errors the "
-            "average takes .384 to .366, and 3.2 times the CPU. For the linear model it takes "
-            ".437 to .436, and 2.4 times the CPU.",
+            "average takes .386 to .367, and 2.2 times the CPU. For the linear model it takes "
+            ".4372 to .4365, and 1.7 times the CPU.",
         ),
         Section(
             "dense_gpc",
