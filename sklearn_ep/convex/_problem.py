@@ -104,7 +104,7 @@ class Problem:
         return cls(*given, n_rows, lasts, shape, n_jobs)
 
     def last_at_rows(self, k):
-        """Return the `Last` of an earlier fit of problem k, or None, for the rows of this one."""
+        """Return the `Last` of an earlier fit of problem k for the rows of this one, or None."""
         return None if self.lasts[k] is None else self.lasts[k].at_rows(self.rows.design)
 
     def posterior(self, step):
@@ -133,7 +133,8 @@ def fit_exact(problem, sign, monitor, k):
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
     q, phi = len(step.var), None if averaged is None else last.phi
-    last = Last(step.mean, result.x[:q], result.x[q:], phi, step.system)
+    state = result.x[:q], result.x[q:]
+    last = Last(step.mean, *state, phi, step.system, rows.design.mean_square)
     if averaged is None:
         scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]

@@ -267,6 +267,17 @@ def test_warm_start_at_other_rows_ends_where_a_cold_one_does_but_sooner(d, prior
     assert of_warm < of_cold
 
 
+@pytest.mark.parametrize("kw", [dict(hyperparameters="mode"), {}, dict(prior="laplace")])
+@pytest.mark.parametrize("unit", [1e-100, 1e-3, 1e-2, 1e3, 1e6])
+def test_warm_start_in_other_units_ends_where_a_cold_one_does(unit, kw):
+    X, y = make(80, 5, seed=3)
+    warm = ConvexVariationalLogistic(warm_start=True, **kw).fit(X, y)
+    for n in (80, 60):
+        cold = ConvexVariationalLogistic(**kw).fit(unit * X[:n], y[:n]).predict_proba(unit * X)
+        warm.fit(X, y).fit(unit * X[:n], y[:n])
+        np.testing.assert_allclose(warm.predict_proba(unit * X), cold, atol=1e-3)
+
+
 # ---------------------------------------------------------------------------- predictions
 
 
