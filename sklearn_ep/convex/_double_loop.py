@@ -176,6 +176,8 @@ class Last(NamedTuple):
 
         None where the columns have other units: a learned scale is far from there.
         """
+        # units of .1 to 10 take 13 steps at most for 5; at .01 a scale learned at its mode stays
+        # where it was, since its steps are small far from the fixed point
         if not 1e-2 * self.square <= design.mean_square <= 1e2 * self.square:
             return None
         variances = self.system.row_variance(design.B)
