@@ -264,7 +264,8 @@ def test_warm_start_at_other_rows_ends_where_a_cold_one_does_but_sooner(d, prior
         np.testing.assert_allclose(warm.coef_, cold.coef_, atol=1e-6)
         np.testing.assert_allclose(warm.marginal_variance_, cold.marginal_variance_, rtol=1e-6)
     of_warm, of_cold = np.sum(steps, axis=0)
-    assert of_warm < of_cold
+    # variances alone, without the weights, save less
+    assert of_warm <= of_cold - 2 * len(steps)
 
 
 @pytest.mark.parametrize("kw", [dict(hyperparameters="mode"), {}, dict(prior="laplace")])
