@@ -59,6 +59,7 @@ SETTINGS = {
     "process, three classes": (gp(), 3, rows),
     "process, one against the rest": (gp(multi_class="one_vs_rest"), 3, rows),
     "process, points": (gp(**POINTS), 2, rows),
+    "process, points, mode": (gp(**POINTS, hyperparameters="mode"), 2, rows),
     "process, points, classes": (gp(**POINTS, multi_class="one_vs_rest"), 3, rows),
     "process, minibatches": (gp(**POINTS, batch_size=20, max_iter=5), 2, rows),
     "process, partitions": (gp(**POINTS), 2, parts),
@@ -94,13 +95,17 @@ def predicted(est, A):
     return np.column_stack(est.predict(A, return_std=True)) / Z.std()
 
 
-def in_unit(name, unit):
+def in_unit(name, unit, first=None, **settings):
+    """Return predictions of a fit to columns in a unit, after a first one in another if given."""
     est, n_classes, give = SETTINGS[name]
+    est = clone(est).set_params(**settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", UserWarning)
         y = classes(n_classes) if n_classes else Z
-        return predicted(give(clone(est), unit * X, y), unit * X)
+        if first is not None:
+            give(est, first * X, y)
+        return predicted(give(est, unit * X, y), unit * X)
 
 
 @pytest.mark.parametrize("name", mostly_nightly(SETTINGS))
@@ -108,6 +113,17 @@ def test_predictions_are_the_same_in_any_unit(name):
     one = in_unit(name, 1.0)
     for unit in (1e-8, 1e8):
         np.testing.assert_allclose(in_unit(name, unit), one, atol=1e-4)
+
+
+WARM = "process, mode", "process, points", "process, points, mode", "process, partitions"
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_a_warm_start_in_another_unit_ends_where_a_cold_one_does(name):
+    cold = in_unit(name, 1.0)
+    for first in (1e-3, 1e3):
+        warm = in_unit(name, 1.0, first, warm_start=True)
+        np.testing.assert_allclose(warm, cold, atol=1e-3)
 
 
 GROUPED = {

@@ -133,14 +133,15 @@ def set_columns(estimator, shapes):
 
 
 def check_facts(estimator, facts, largest=LARGEST_ENTRY, from_user=True):
-    """Check the scales of columns as `check_column_scales` does for rows.
+    """Check the scales of columns, and return their size, as `check_column_scales` does for rows.
 
     The attributes of the columns, which partitions have to agree on, are set if they are the
     user's: those of rows in memory are set already.
     """
     if from_user:
         set_columns(estimator, [(f.n_features, f.names) for f in facts])
-    check_column_scales(estimator, ColumnRanges.of_parts([f.columns for f in facts]), largest)
+    columns = ColumnRanges.of_parts([f.columns for f in facts])
+    return check_column_scales(estimator, columns, largest)
 
 
 def class_counts(facts):

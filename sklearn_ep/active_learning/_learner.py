@@ -443,7 +443,7 @@ class Learner(Printed):
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self
-        model = self._unfitted().fit(rows_at(self._pool, rows), y)
+        model = self._to_refit().fit(rows_at(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
         self.history_.append(
@@ -451,7 +451,7 @@ class Learner(Printed):
         )
         return self
 
-    def _unfitted(self):
+    def _to_refit(self):
         """Return a clone, or a copy of the last refit where that is a mere place to start from."""
         own = isinstance(self.estimator_, PosteriorClassifier)  # a forest would keep its trees
         warm = own and getattr(self.estimator_, "warm_start", False)

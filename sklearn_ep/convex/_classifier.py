@@ -772,7 +772,7 @@ def _store_fit(estimator, problem, fits, kept):
         "slope_": one_or_stack([float(left.scale[0]) for left in left_out]),
         "temper_": one_or_stack([float(left.scale[1]) for left in left_out]),
         "_n_rows": problem.n_rows,
-        "_warm_state": ([a["last"] for a in own], problem.shape),
+        "_warm_state": ([a["last"] for a in own], problem.shape, problem.rows.size),
     }
     if kept is not None:
         attributes |= _of_rows(own, left_out, kept)

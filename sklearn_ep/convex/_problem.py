@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, average_of, integrate, mixture_moments
 from .._engine.left_out import LeftOut, Priors
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
@@ -39,14 +39,15 @@ class RowsInMemory:
     """Rows of all binary problems, sent to workers as they are.
 
     `copies` are those among the rows that were given, or None where all are kept apart; `averaged`
-    tells whether the scale of the prior is averaged over, and `seed` is that of the normals of the
-    rows.
+    tells whether the scale of the prior is averaged over, `seed` is that of the normals of the
+    rows, and `size` that of the columns.
     """
 
     design: Design
     weight: np.ndarray
     bound: str
     copies: Any
+    size: float
     averaged: bool = False
     seed: int = 0
 
@@ -63,7 +64,7 @@ class RowsInMemory:
         def run(worker, numbers, *message):
             return [worker(rows, 0, *message)]
 
-        return rows, PartedRows(run, 1, spec, B.shape[0], float(self.weight.sum()))
+        return rows, PartedRows(run, 1, spec, B.shape[0], float(self.weight.sum()), self.size)
 
 
 @dataclass
@@ -73,8 +74,8 @@ class Problem:
     `rows` are `RowsInMemory` or `PartedRows`, those of the first of the problems. `noise` are the
     random numbers of the columns and `evidence_probes` those of the log determinant, None with
     exact variances. `lasts` holds for each problem the state of an earlier fit, or None; only a fit
-    of the same `shape` may begin there, with exact variances one to any rows. `n_rows` are all rows
-    that were given, `n_jobs` the nodes of one problem to work on at once.
+    of the same `shape` and units may begin there, with exact variances one to any rows. `n_rows`
+    are all rows that were given, `n_jobs` the nodes of one problem to work on at once.
     """
 
     rows: Any
@@ -94,8 +95,9 @@ class Problem:
     @classmethod
     def of(cls, estimator, rows, prior, how, n_rows, shape, n_problems=1):
         """Return that of an estimator; `how` are variance, solver and limits."""
-        lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
-        if not estimator.warm_start or shape != last_shape:
+        lasts, last_shape, size = getattr(estimator, "_warm_state", (None, None, None))
+        warm = estimator.warm_start and shape == last_shape
+        if not warm or not same_units(size, rows.size):
             lasts = [None] * n_problems
         n_jobs = effective_n_jobs(estimator.n_jobs) if n_problems == 1 else 1
         variance, solver, limits = how
@@ -134,7 +136,7 @@ def fit_exact(problem, sign, monitor, k):
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
     q, phi = len(step.var), None if averaged is None else last.phi
     state = result.x[:q], result.x[q:]
-    last = Last(step.mean, *state, phi, step.system, rows.design.mean_square)
+    last = Last(step.mean, *state, phi, step.system)
     if averaged is None:
         scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
@@ -321,7 +323,7 @@ def _differ(X, rows, others):
 
 def rows_and_prior(estimator, training, merge):
     """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
-    check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
+    size = check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     X, copies = training.X, None
     weight = training.weight * class_weights(estimator, training)
     if merge:
@@ -329,7 +331,7 @@ def rows_and_prior(estimator, training, merge):
         X, weight = X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
     prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))
-    return RowsInMemory(design, weight, estimator.bound, copies), prior
+    return RowsInMemory(design, weight, estimator.bound, copies, size), prior
 
 
 def make_problem(estimator, training):
@@ -369,7 +371,7 @@ def make_parted(estimator, run, from_user):
     """
     facts = run(facts_of_part, range(len(run.parts)), True)
     labels, counts = class_counts(facts)
-    check_facts(estimator, facts, LARGEST_IN_UNITS, from_user)
+    size = check_facts(estimator, facts, LARGEST_IN_UNITS, from_user)
     if from_user:
         if len(labels) < 2:
             raise ValueError(f"all partitions together have one class, {labels.tolist()[0]!r}.")
@@ -386,7 +388,7 @@ def make_parted(estimator, run, from_user):
     seed, single = _seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
-    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
+    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights), size)
     prior = make_prior(estimator, d, lambda: rows.column_sums().variances[:d])
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)

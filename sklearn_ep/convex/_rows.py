@@ -403,7 +403,8 @@ class PartedRows:
     """The rows of a binary problem, wherever they are.
 
     `run(worker, numbers, *message)` returns the answers of all parts, of which there are `n_parts`
-    and which have `n_rows` rows of total `weight`; `spec` says how workers read them.
+    and which have `n_rows` rows of total `weight` and columns of a `size`; `spec` says how workers
+    read them.
     """
 
     run: Any
@@ -411,6 +412,7 @@ class PartedRows:
     spec: RowSpec
     n_rows: int
     weight: float
+    size: float
     n_visits: int = field(default=0, init=False)
 
     def of_class(self, k):

@@ -61,11 +61,6 @@ class Design:
         """B.^2; a sparse one shares its structure with B."""
         return squared(self.B)
 
-    @property
-    def mean_square(self):
-        """Mean squared norm of the rows, an intercept left out."""
-        return float(self.squares.sum()) / self.shape[0] - self.intercept
-
     def dot(self, u):
         """Return B u for a vector or a matrix of columns."""
         self.n_products += 1 if u.ndim == 1 else u.shape[1]

@@ -507,7 +507,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         with PartMap(parts, self.n_jobs) as run:
             seed = draw_seed(rng)
             data, kept = described(self, run, kept, seed)
-            spread = float(np.sqrt(data.var.sum())) or 1.0
+            spread = data.spread or 1.0
             rows = data.candidates, data.candidate_weight
             joint = self._takes_joint(True)
             m = inducing_count(self) if joint else self._inducing_count(data.weight)

@@ -268,7 +268,9 @@ def test_warm_start_at_other_rows_ends_where_a_cold_one_does_but_sooner(d, prior
     assert of_warm <= of_cold - 2 * len(steps)
 
 
-@pytest.mark.parametrize("kw", [dict(hyperparameters="mode"), {}, dict(prior="laplace")])
+@pytest.mark.parametrize(
+    "kw", [dict(hyperparameters="mode"), {}, dict(prior="laplace"), dict(n_partitions=2)]
+)
 @pytest.mark.parametrize("unit", [1e-100, 1e-3, 1e-2, 1e3, 1e6])
 def test_warm_start_in_other_units_ends_where_a_cold_one_does(unit, kw):
     X, y = make(80, 5, seed=3)

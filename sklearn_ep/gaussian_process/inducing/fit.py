@@ -30,7 +30,7 @@ from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
-from ..._estimator.checks import Training
+from ..._estimator.checks import Training, same_units
 from .._base import (
     GPFit,
     attributes_of_nodes,
@@ -294,7 +294,7 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         seed=seed,
         tempered=joint and takes_temper(estimator),
     )
-    _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
+    _start_warm(plan, estimator)
     return plan
 
 
@@ -317,11 +317,12 @@ def _averaging(estimator, kernel, data, joint):
     }
     if not wants_average(estimator, sum(data.sizes), settings, sharp=True):
         return None
-    return kernel_prior(kernel, factor_of(estimator), float(np.sqrt(data.var.sum())) or 1.0)
+    return kernel_prior(kernel, factor_of(estimator), data.spread or 1.0)
 
 
-def _start_from(plan, last, move_points):
-    """Let a plan start from the last `GPFit` where that had the same shape."""
+def _start_warm(plan, estimator):
+    """Let a plan start from the last `GPFit` where that had the same shape and units."""
+    last = estimator._last_fit
     if last is None or last.sites is None or plan.labels.copies is not None:
         return
     of_rows = getattr(last.runs[0], "state", None) is not None
@@ -331,9 +332,12 @@ def _start_from(plan, last, move_points):
     shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
     if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != shape:
         return
+    if not same_units(estimator._plan.data.spread, plan.data.spread):
+        return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
-    if last.inducing_points.shape == plan.inducing_points.shape and move_points:
-        plan.inducing_points = last.inducing_points
+    Z = last.inducing_points
+    if estimator.inducing_points is None and Z.shape == plan.inducing_points.shape:
+        plan.inducing_points = Z
 
 
 @dataclass

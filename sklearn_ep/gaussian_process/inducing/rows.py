@@ -100,6 +100,11 @@ class PartitionedRows:
     labels: np.ndarray
     names: Any
 
+    @property
+    def spread(self):
+        """Root of the total variance of the rows."""
+        return float(np.sqrt(self.var.sum()))
+
     def rows_up_to(self, run, seed, largest):
         """Return X, class indices and weights of the rows with keys up to `largest`."""
         checks = self.classes is not None
