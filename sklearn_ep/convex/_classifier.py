@@ -188,7 +188,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     warm_start : bool, default=False
         Start from the last fit: with exact variances and rows in memory if the columns are as many,
         so that rows may come or go, otherwise if the shapes agree. Where the sizes of the columns
-        differ by more than ten the fit starts anew.
+        differ by more than a factor of ten the fit starts anew.
     n_jobs : int or None, default=None
         One-versus-rest problems, or partitions, fitted at a time; None is one. Partitions are
         worked on by threads unless a `joblib.parallel_config` says otherwise. Never changes the
