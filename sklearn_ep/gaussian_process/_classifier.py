@@ -37,6 +37,7 @@ from .inducing.fit import (
     averages_as_dense,
     fit_inducing,
     kernels_of_some_rows,
+    may_start_warm,
     plan_inducing,
     posteriors_of,
 )
@@ -576,7 +577,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             joint = _takes_joint(self, True, begins)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = None
-            if (self._last_fit is None and begins) or averages_as_dense(self, data):
+            if (begins and not may_start_warm(self, data)) or averages_as_dense(self, data):
                 known = kernels_of_some_rows(self, run, data, monitor, joint)
             plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)

@@ -187,6 +187,14 @@ def test_a_warm_start_above_the_average_goes_on(data, few_are_averaged):
     assert clf.fit(*data).method_ == "sparse" and clf.log_evidence_ > before - 0.1
 
 
+@pytest.mark.parametrize(("unit", "n"), [(1e3, None), (1.0, -50)])
+def test_other_units_or_rows_start_as_a_first_fit_does(data, few_are_averaged, unit, n):
+    X, y = data
+    warm = default_fit(X, y, warm_start=True).fit(unit * X[:n], y[:n])
+    cold = default_fit(unit * X[:n], y[:n])
+    np.testing.assert_allclose(warm.predict_proba(unit * X), cold.predict_proba(unit * X))
+
+
 def test_several_classes_learn_apart_and_end_jointly(few_are_averaged):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((900, 4))

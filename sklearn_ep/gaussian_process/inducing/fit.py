@@ -320,19 +320,25 @@ def _averaging(estimator, kernel, data, joint):
     return kernel_prior(kernel, factor_of(estimator), data.spread or 1.0)
 
 
+def may_start_warm(estimator, data):
+    """Return whether the last fit had passes over as many rows, in the same units."""
+    last = estimator._last_fit
+    if last is None or getattr(last.runs[0], "state", None) is None:
+        return False
+    before = estimator._plan.data
+    return sum(before.sizes) == sum(data.sizes) and same_units(before.spread, data.spread)
+
+
 def _start_warm(plan, estimator):
     """Let a plan start from the last `GPFit` where that had the same shape and units."""
     last = estimator._last_fit
-    if last is None or last.sites is None or plan.labels.copies is not None:
+    if not may_start_warm(estimator, plan.data) or plan.labels.copies is not None:
         return
-    of_rows = getattr(last.runs[0], "state", None) is not None
-    if not of_rows or last.kernel.n_dims != plan.kernel.n_dims:
+    if last.sites is None or last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
     shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
     if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != shape:
-        return
-    if not same_units(estimator._plan.data.spread, plan.data.spread):
         return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     Z = last.inducing_points
