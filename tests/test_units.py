@@ -116,6 +116,7 @@ def test_predictions_are_the_same_in_any_unit(name):
 
 
 WARM = "process, mode", "process, points", "process, points, mode", "process, partitions"
+WARM += "wrong labels", "wrong labels, mode", "wrong labels, partitions"
 
 
 @pytest.mark.parametrize("name", WARM)

@@ -50,6 +50,7 @@ from .._estimator.checks import (
     check_number,
     checked_weights,
     refuse_joint,
+    same_units,
     spread_rows,
     validate_training,
     warn_of_spreads,
@@ -341,7 +342,8 @@ class GPFit(NamedTuple):
     `runs` are what ran on its own, each with history, reason, log evidence and remark: a
     `BinaryFit` a problem, or one run whose passes all problems share. `sites` (C, 2, n) and
     `loo_proba` (n,) are None where rows have no sites of their own, `inducing_points` where there
-    are none. `temper` is what variances of classes that are joint count, None for one.
+    are none. `temper` is what variances of classes that are joint count, None for one. `spread` is
+    that of the rows, which tells the units of their columns.
     """
 
     runs: list[Any]
@@ -353,6 +355,7 @@ class GPFit(NamedTuple):
     inducing_points: Any = None
     joint: bool = False
     temper: float | None = None
+    spread: float = 1.0
 
 
 def takes_temper(estimator):
@@ -361,11 +364,11 @@ def takes_temper(estimator):
     return several and estimator.multi_class == "auto" and estimator.optimizer is not None
 
 
-def joined_fits(fits, y, joint=False, own_points=False):
+def joined_fits(fits, y, spread, joint=False, own_points=False):
     """Return the `GPFit` of `BinaryFit`s with sites on the rows, whose class indices are y.
 
-    `joint` says that the one problem has all classes, `own_points` that each of several has
-    inducing points of its own.
+    `spread` is that of the rows. `joint` says that the one problem has all classes, `own_points`
+    that each of several has inducing points of its own.
     """
     own = [f.attributes for f in fits]
     kernels, points = [a["kernel"] for a in own], [a["points"] for a in own]
@@ -379,6 +382,7 @@ def joined_fits(fits, y, joint=False, own_points=False):
         inducing_points=np.stack(points) if own_points and len(own) > 1 else points[0],
         joint=joint,
         temper=own[0].get("temper"),
+        spread=spread,
     )
 
 
@@ -390,13 +394,14 @@ def _own_label_proba(attributes, labels):
     return np.exp(logs[labels if len(logs) > 1 else 0, np.arange(len(labels))])
 
 
-def last_sites(last, kernel, empty):
+def last_sites(last, kernel, empty, spread):
     """Return (theta, sites) to start each problem from: those of the last fit if they fit.
 
     `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
-    otherwise.
+    otherwise, `spread` is that of the rows.
     """
-    if last is not None and isinstance(last.runs[0], BinaryFit) and last.sites.shape == empty.shape:
+    dense = last is not None and isinstance(last.runs[0], BinaryFit)
+    if dense and last.sites.shape == empty.shape and same_units(last.spread, spread):
         thetas = [f.attributes["kernel"].theta for f in last.runs]
         if len(thetas[0]) == kernel.n_dims:
             return thetas, list(last.sites)

@@ -29,6 +29,7 @@ from ._base import (
     draw_seed,
     factor_of,
     joined_fits,
+    spread_of,
 )
 from ._dense import plan_dense
 from ._dense_fit import fit_dense
@@ -565,7 +566,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         joint = _takes_joint(self, False)
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        fit = joined_fits(fits, training.y, joint)
+        fit = joined_fits(fits, training.y, spread_of(self, training), joint)
         return self._store(plan, fit, training.kept, variance_temper_=fit.temper)
 
     def _fit_inducing(self, parts, kept, X, y):

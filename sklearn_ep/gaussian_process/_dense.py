@@ -351,7 +351,8 @@ class DenseProblem:
 
 def plan_dense(estimator, training, joint):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
-    kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
+    spread = spread_of(estimator, training)
+    kernel = initial_kernel(estimator, spread**2)
     kernel, space = _space(estimator, training, kernel, joint)
     rng = check_random_state(estimator.random_state)
     if estimator.kernel is not None:  # the default one is positive definite
@@ -364,7 +365,7 @@ def plan_dense(estimator, training, joint):
     else:
         model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
-    starts, sites = last_sites(estimator._last_fit, kernel, empty)
+    starts, sites = last_sites(estimator._last_fit, kernel, empty, spread)
     pairs = zip(sites, empty, strict=True)
     return DensePlan(
         X=training.X,

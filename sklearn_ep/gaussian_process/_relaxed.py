@@ -490,7 +490,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training, joint)
         fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y), joint)
-        fit = joined_fits(fits, training.y, joint, own_points=plan.unit is not None)
+        spread, own_points = spread_of(self, training), plan.unit is not None
+        fit = joined_fits(fits, training.y, spread, joint, own_points)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -527,7 +528,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             )
             y = labels_of_parts(problem, run)
             monitor.finish()
-        fit = joined_fits(fits, y, joint, own_points=plan.unit is not None)
+        fit = joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
     @property
@@ -559,9 +560,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         length = (DEFAULTS.smooth if kept else DEFAULTS.length) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
-    def _first_settings(self, empty, kernel, Z):
+    def _first_settings(self, empty, kernel, Z, spread):
         """Return the `Setting`s and sites at which the problems start, else from `empty` ones."""
-        starts, sites = last_sites(self._last_fit, kernel, empty)
+        starts, sites = last_sites(self._last_fit, kernel, empty, spread)
         rate = DEFAULTS.rate if self.label_noise == "learn" else float(self.label_noise)
         settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
         if np.any(sites[0][1]):
@@ -618,7 +619,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """
         if Z is not None:
             check_kernel(kernel, kernel(Z))
-        settings, sites = self._first_settings(empty, kernel, Z)
+        settings, sites = self._first_settings(empty, kernel, Z, spread)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:

@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Ration
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
+from sklearn_ep.gaussian_process.inducing import ep
 
 ORACLES = oracle("gp_classification")
 SPARSE = [p for p in ORACLES["problems"] if "Z" in p and not p["label_noise"]]
@@ -180,6 +181,32 @@ def test_n_jobs_changes_no_bit_of_many_rows(batch_size):
     assert one.log_evidence_ == two.log_evidence_
     np.testing.assert_array_equal(one.kernel_.theta, two.kernel_.theta)
     np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    "kw", [{}, dict(batch_size=40, max_iter=5), dict(multi_class="joint")], ids=str
+)
+def test_rows_are_whitened_once_where_points_are_no_more_than_columns(kw, monkeypatch):
+    X, y = toy(120, 12)
+    y = y + (X[:, 2] > 0.5) if kw.get("multi_class") else y
+    whiten, n_rows = ep.InducingPrior.whiten, []
+
+    def counted(prior, X, *args, **kwargs):
+        n_rows.append(len(X))
+        return whiten(prior, X, *args, **kwargs)
+
+    def fit(most):
+        monkeypatch.setattr(ep.MEMORY, "most", most)
+        n_rows.clear()
+        est = fixed(ConstantKernel(3.0) * RBF(3.0), n_inducing=10, n_partitions=2, **kw).fit(X, y)
+        assert ep.MEMORY._total() == 0
+        return est.predict_proba(X), est.loo_proba_, est.n_sweeps_, sum(n_rows)
+
+    monkeypatch.setattr(ep.InducingPrior, "whiten", counted)
+    (*told, kept), (*same, anew) = fit(2**20), fit(0)
+    for one, other in zip(told, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert kept < anew - 120 * (told[-1] - 2)
 
 
 def test_memory_maps_and_float32(tmp_path):

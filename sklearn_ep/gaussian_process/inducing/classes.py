@@ -188,12 +188,11 @@ class JointLabels:
         return [JointInducingPosterior(prior, p, self.factor) for p in posteriors]
 
 
-def cavities_of_part(part, sites, model, classes):
+def cavities_of_part(part, message, model, classes):
     """Return means and variances (n, K) of cavities, class indices and copies of a partition."""
-    X, y, weight = read_rows(part, classes)
-    blocks = model.blocks(PassRows(X, y, weight, sites))
-    each = [_left_out(model.posteriors[0], rows) for _, rows, _ in blocks]
-    return *np.concatenate(each, axis=1), y, dense_copies(weight)
+    rows = PassRows(*read_rows(part, classes), *message)
+    each = [_left_out(model.posteriors[0], block) for _, block, _ in model.blocks(rows)]
+    return *np.concatenate(each, axis=1), rows.y, dense_copies(rows.weight)
 
 
 def _left_out(posterior, rows):

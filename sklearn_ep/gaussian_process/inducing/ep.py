@@ -1,7 +1,8 @@
 """Expectation propagation through inducing points over partitions of the rows.
 
 Row i carries a site on t_i = w_i' e, e the whitened inducing values. A sweep is one pass over the
-rows, which come in blocks: nothing holds an (n, m) matrix, and what leaves a pass are sums.
+rows, which come in blocks, and what leaves a pass are sums. Whitened rows are an (n, m) matrix:
+they are held only where that takes no more than the rows do.
 
 What a row says is a part that is plugged in, the *labels*: `BinaryProblems` here, all classes
 jointly in `classes`. They have `n_posteriors` posteriors of `n_latents` functions each and arrays
@@ -13,8 +14,10 @@ posterior is the same mixture of matrices that the passes have already summed, a
 needed to build it.
 """
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from scipy.linalg import blas, solve_triangular
@@ -24,7 +27,7 @@ from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ..._engine.partition import add_up
+from ..._engine.partition import PartMemory, add_up
 from ..._engine.sites import Sites, cavity, left_out, log_site_mass, site_change
 from .rows import dense_copies, read_rows
 from .values import (
@@ -45,6 +48,8 @@ def signed_gram(W, v):
         return half.T @ half
     return W.T @ rows_times(W, v)
 
+
+MEMORY = PartMemory(2**27)  # numbers of whitened rows that a process keeps, 1 GB
 
 # What passes ask of labels.
 LABEL_NEEDS = ["n_posteriors", "n_latents", "own_sites", "linear", "copies", "posterior"]
@@ -208,12 +213,39 @@ class PassModel:
 
     def blocks(self, rows, kind=np.float64, keep=False):
         """Yield slices of `PassRows`, each with its `RowBlock` and what a contraction needs."""
-        for block in row_blocks(len(rows.X), most=self.labels.rows_at_once(len(self.prior.Z))):
-            X = np.asarray(rows.X[block], dtype=np.float64)
-            W, extra_var, kept = self.prior.whiten(X, keep, kind)
+        blocks = row_blocks(len(rows.X), most=self.labels.rows_at_once(len(self.prior.Z)))
+        each = whitened(self.prior, rows, blocks, kind, keep)
+        for block, (W, extra_var, kept) in zip(blocks, each, strict=True):
             own = (None if a is None else a[..., block] for a in (rows.sites, rows.memory))
             weight = dense_copies(rows.weight[block])
-            yield block, RowBlock(W, extra_var, rows.y[block], weight, *own), (X, kept)
+            yield block, RowBlock(W, extra_var, rows.y[block], weight, *own), kept
+
+
+def whitened(prior, rows, blocks, kind=np.float64, keep=False):
+    """Yield W, extra variances and what a contraction needs of each block of `PassRows`.
+
+    Those of a part are kept until the prior is another, since passes under one prior follow each
+    other. So they are where there are no more points than columns and no contraction, which would
+    need the kernel again.
+    """
+    m = len(prior.Z)
+    lasts = rows.part is not None and not keep and m <= rows.X.shape[1]
+    each = (_whitened_block(prior, rows.X[block], kind, keep) for block in blocks)
+    if not lasts or len(rows.X) * m > MEMORY.most:
+        yield from each
+        return
+    token, k = rows.part
+    known = MEMORY.find(token, k)
+    if known is None or known[0] is not kind or not known[1].same_as(prior):
+        known = kind, prior, list(each)
+        MEMORY.keep(token, k, known, len(rows.X) * m)
+    yield from known[2]
+
+
+def _whitened_block(prior, X, kind, keep):
+    X = np.asarray(X, dtype=np.float64)
+    W, extra_var, kept = prior.whiten(X, keep, kind)
+    return W, extra_var, (X, kept) if keep else None
 
 
 class RowSums(NamedTuple):
@@ -330,7 +362,8 @@ class PassRows(NamedTuple):
 
     X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
     class indices, weight (n,) copies, sites (C, 2, n) precisions and shifts (None with an averaged
-    site). `memory` (k, n) is what a rule with `resumed` kept of the rows at the last pass.
+    site). `memory` (k, n) is what a rule with `resumed` kept of the rows at the last pass. `part`
+    are token and number of a partition in `MEMORY`, None for rows that come once.
     """
 
     X: Any
@@ -338,6 +371,7 @@ class PassRows(NamedTuple):
     weight: np.ndarray
     sites: Any = None
     memory: Any = None
+    part: Any = None
 
 
 class PassStep(NamedTuple):
@@ -365,14 +399,14 @@ def evaluate_rows(model, rows, how):
     kernel.
     """
     sums, slopes = _PassSums(model, rows, how), _Gradient(model, how) if how.gradient else None
-    for block, own, (X, kept) in model.blocks(rows, how.kind, slopes is not None):
+    for block, own, kept in model.blocks(rows, how.kind, slopes is not None):
         for k, posterior in enumerate(model.posteriors):
             visit = model.labels.visit(k, posterior, own, how.gradient)
             sums.add(k, block, own, visit)
             if slopes is not None:
                 slopes.add(own.W, visit.slopes)
         if slopes is not None:
-            slopes.end(X, kept)
+            slopes.end(*kept)
     return sums.told(slopes)
 
 
@@ -440,7 +474,7 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
 def evaluate_part(part, message, model, classes, how):
     """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
 
-    `message` are the sites of its rows and what the rule keeps of them, or None.
+    `message` are the sites of its rows, what the rule keeps of them, and their place in `MEMORY`.
     """
     X, y, weight = read_rows(part, classes)
     alike = len(weight) and weight.min() == weight.max()
@@ -463,27 +497,23 @@ def batch_of_part(part, message, model, classes, how):
     return evaluate_rows(model, own, how), weight[rows].sum()
 
 
-def collect_part(part, sites, prior, labels, classes):
-    """Return gram and shift of given sites (C, 2, n) of a partition."""
-    X, _, weight = read_rows(part, classes)
-    m = len(prior.Z)
-    q = labels.n_latents * m
+def collect_part(part, message, model, classes):
+    """Return gram and shift of the sites (C, 2, n) of a partition; `message` as for a pass."""
+    rows, labels = PassRows(*read_rows(part, classes), *message), model.labels
+    q = labels.n_latents * len(model.prior.Z)
     gram, shift = np.zeros((labels.n_posteriors, q, q)), np.zeros((labels.n_posteriors, q))
-    for rows in row_blocks(len(X), most=labels.rows_at_once(m)):
-        W, _, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64))
+    for _, own, _ in model.blocks(rows):
         for k in range(len(gram)):
-            own = sites[labels.own_sites(k), :, rows]
-            labels.add_sums(gram[k], shift[k], W, weight[rows], own)
+            labels.add_sums(gram[k], shift[k], own.W, own.weight, own.sites[labels.own_sites(k)])
     return labels.completed(gram), shift
 
 
-def leave_one_out_part(part, sites, model, classes):
+def leave_one_out_part(part, message, model, classes):
     """Return log probabilities (n,) of the own labels of a partition under cavities of the model.
 
-    They are normalised over the classes.
+    They are normalised over the classes; `message` as for a pass.
     """
-    X, y, weight = read_rows(part, classes)
-    blocks = model.blocks(PassRows(X, y, weight, sites))
+    blocks = model.blocks(PassRows(*read_rows(part, classes), *message))
     return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
@@ -543,6 +573,8 @@ class InducingEP:
         self.run, self.sizes, self.classes, self.labels = run, list(sizes), classes, labels
         self.base = (0.0, 0.0) if base is None else base
         self.memory, self.ends = memory, np.zeros(1, dtype=int)
+        self.token = uuid4().hex
+        weakref.finalize(self, MEMORY.forget, self.token)
         if labels.copies is None:
             self.ends = np.cumsum([2 * labels.n_sites * n for n in sizes])
 
@@ -561,7 +593,8 @@ class InducingEP:
         """Return the state of given sites under a prior, summed afresh in a pass over the rows."""
         if not any(np.any(s) for s in sites):
             return self.zero(prior)
-        sums = self.run(collect_part, sites, prior, self.labels, self.classes)
+        model = PassModel(prior, [], self.labels)
+        sums = self.run(collect_part, self.messages(sites), model, self.classes)
         gram, shift = (
             sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
         )
@@ -581,7 +614,14 @@ class InducingEP:
 
     def leave_one_out(self, model, sites):
         """Return log probabilities (n,) of the rows' own labels under their cavities."""
-        return np.concatenate(self.run(leave_one_out_part, sites, model, self.classes))
+        each = self.run(leave_one_out_part, self.messages(sites), model, self.classes)
+        return np.concatenate(each)
+
+    def messages(self, sites):
+        """Return for each part its sites, what the rule keeps of its rows, and its place."""
+        n_parts = len(self.sizes)
+        empty, places = [None] * n_parts, [(self.token, k) for k in range(n_parts)]
+        return list(zip(sites or empty, self.memory or empty, places, strict=True))
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
@@ -590,9 +630,8 @@ class InducingEP:
 
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
-        empty = [None] * len(self.sizes)
-        messages = list(zip(empty if sites is None else sites, self.memory or empty, strict=True))
-        results = self.run(evaluate_part, messages, model, self.classes, PassStep(**options))
+        how = PassStep(**options)
+        results = self.run(evaluate_part, self.messages(sites), model, self.classes, how)
         each = [r[0] for r in results]
         if self.memory is not None:
             self.memory = [r.memory for r in each]

@@ -396,7 +396,8 @@ def fit_inducing(plan, run, monitor):
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
     if average is None:
         if plan.tempered:
-            each = ep.run(cavities_of_part, own.state.sites, own.model, ep.classes)
+            messages = ep.messages(own.state.sites)
+            each = ep.run(cavities_of_part, messages, own.model, ep.classes)
             *node, y, copies = (np.concatenate(values) for values in zip(*each, strict=True))
             told = left_out_classes(plan.labels.factor, [node], np.ones(1), (y, copies), True)
             return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))

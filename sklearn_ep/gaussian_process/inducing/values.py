@@ -60,6 +60,11 @@ class InducingPrior:
         self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
         self.inverse = np.asfortranarray(triangular_inverse(self.lower))
 
+    def same_as(self, other):
+        """Return whether another prior whitens rows as this one does."""
+        alike = self.kernel == other.kernel and self.jitter == other.jitter
+        return alike and np.array_equal(self.Z, other.Z)
+
     @cached_property
     def single(self):
         """Covariances with the points and L^-1, both in single precision where there is a way."""

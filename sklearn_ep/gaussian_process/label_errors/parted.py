@@ -67,7 +67,7 @@ def rate_slope_of_part(part, sites, model, classes):
     if isinstance(labels, BinaryProblems):
         wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong_proba
     else:
-        wrong = labels.factor.wrong_proba(leave_one_out_part(part, sites, model, classes))
+        wrong = labels.factor.wrong_proba(leave_one_out_part(part, (sites,), model, classes))
     return float(dense_copies(weight) @ (wrong - labels.factor.rate))
 
 
