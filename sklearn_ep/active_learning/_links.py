@@ -118,13 +118,15 @@ class LogisticLink(FactorLink):
         """
         mean, var = self._logistic(mean, var)
         p = logistic_mean(mean, var, quick=True)
-        total = 0.0
-        for shift, proba in ((0.5, p), (-0.5, 1.0 - p)):
-            precision = local_site_precision(mean, var, shift)
-            kappa = 1.0 + var * precision
-            moved = (shift - mean * precision) ** 2 / kappa - precision
-            total = total + proba * 0.5 * (np.log(kappa) + var / kappa * moved)
-        return total
+        shift = np.array([[0.5], [-0.5]])
+        mean, var, shift = np.broadcast_arrays(mean, var, shift)
+        # few rows are asked at a time: both labels in one search take half of the time
+        flat = local_site_precision(mean.ravel(), var.ravel(), shift.ravel())
+        precision = flat.reshape(mean.shape)
+        kappa = 1.0 + var * precision
+        moved = (shift - mean * precision) ** 2 / kappa - precision
+        gain = 0.5 * (np.log(kappa) + var / kappa * moved)
+        return p * gain[0] + (1.0 - p) * gain[1]
 
 
 class LinkMixture:

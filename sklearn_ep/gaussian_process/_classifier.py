@@ -336,8 +336,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
-    be a memory map. Classes share kernel, inducing points and passes. An additive noise variance
-    would only rescale the kernel and is no parameter.
+    be a memory map. With no more points than columns a fit keeps n m numbers as well, up to 1 GB.
+    Classes share kernel, inducing points and passes. An additive noise variance would only rescale
+    the kernel and is no parameter.
 
     Of K classes jointly a sparse sweep costs some 3 K^2 m^2 flops a row, with or without the
     gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 and 7 K m^2. Memory

@@ -51,8 +51,7 @@ def learning_curve(strategy, estimator, pool, test, start, marks, block, seed):
     estimator = clone(estimator).set_params(warm_start=True)
     order = np.random.default_rng(seed).permutation(len(own))
     if strategy == "random":
-        fits = (estimator.fit(P[order[:m]], own[order[:m]]) for m in marks)
-        return [float(np.mean(fit.predict(T) != t)) for fit in fits]
+        return [error(estimator.fit(P[order[:m]], own[order[:m]]), T, t) for m in marks]
     known, out = np.full(len(own), np.nan), []
     known[order[:start]] = own[order[:start]]
     learner = Learner(estimator, P, known, strategy=strategy, refit_every=block, random_state=seed)
@@ -60,10 +59,16 @@ def learning_curve(strategy, estimator, pool, test, start, marks, block, seed):
         while len(learner.labelled_) < mark:
             asked = learner.ask()
             learner.tell(asked, own[asked])
-        done = learner.labelled_
-        fit = estimator.fit(P[done], own[done])
-        out.append(float(np.mean(fit.predict(T) != t)))
+        fit, done = learner.estimator_, learner.labelled_
+        if learner.history_[-1]["n_labels"] < mark:  # within a block
+            fit = estimator.fit(P[done], own[done])
+        out.append(error(fit, T, t))
     return out
+
+
+def error(fit, X, y):
+    """Return the share of rows whose class is not the more probable one."""
+    return float(np.mean((fit.decision_function(X) > 0) != y))
 
 
 def curves(parts, block, marks, variants, seed):
@@ -80,7 +85,7 @@ def curves(parts, block, marks, variants, seed):
         for variant, (estimator, scores) in variants.items()
     }
     everything = next(iter(variants.values()))[0].fit(*pool)
-    return dict(errors=found, full=float(np.mean(everything.predict(test[0]) != test[1])))
+    return dict(errors=found, full=error(everything, *test))
 
 
 def stacked(orders):

@@ -224,9 +224,9 @@ class PassModel:
 def whitened(prior, rows, blocks, kind=np.float64, keep=False):
     """Yield W, extra variances and what a contraction needs of each block of `PassRows`.
 
-    Those of a part are kept until the prior is another, since passes under one prior follow each
-    other. So they are where there are no more points than columns and no contraction, which would
-    need the kernel again.
+    Passes under one prior follow each other: what is whitened of a part is kept until the prior is
+    another. That is so where there are no more points than columns, and not with `keep`, since a
+    contraction needs the kernel again.
     """
     m = len(prior.Z)
     lasts = rows.part is not None and not keep and m <= rows.X.shape[1]
