@@ -738,10 +738,10 @@ did other work as well; they show that two workers run, not how fast.
         """
 **Reproduces:** minibatches are good before all rows at once are. An epoch of batches of 200 takes
 11 CPU seconds and has a log loss of .064 on the usual split. Four passes over all rows take 11 and
-have .077, twenty take 22 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its SVI .0655
-and 2.2 %. **Does not:** that SVI is as good in the same time. Over ten splits its log loss is .033
-higher after the time of an epoch of ours, with natural gradients and batches of 1000, which are its
-faster way here.
+have .077, twenty take 22 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its
+SVI .0655 and 2.2 %. **Does not:** that SVI is as good in the same time. Over ten splits its log
+loss is .033 higher after the time of an epoch of ours, with natural gradients and batches of 1000,
+which are its faster way here.
 
 **Protocol.** Odd against even digits, m = 200. The first split is the usual one, which the paper
 has; the other nine draw 60,000 of all 70,000 digits. Each epoch is followed by up to four full
