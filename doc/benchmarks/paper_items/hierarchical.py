@@ -4,8 +4,18 @@ import numpy as np
 from common import alternate, cpu
 from hierarchical import coefficients, gpboost_fit, ours, statsmodels_fit
 from paper_items.item import Claim, Item, Row, mean_and_error
+from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
 
+from sklearn_ep._engine.gaussian import Moments, Natural, natural
 from sklearn_ep.datasets import make_hierarchical_logistic
+from sklearn_ep.hierarchical.partitions.draws import (
+    draws_of,
+    log_factor,
+    marginal_log_likelihood,
+    normalised,
+)
+from sklearn_ep.hierarchical.partitions.part import arrow_rows
 
 TITLE = "Hierarchical EP (Gelman and others, 2014)"
 ABOUT = """
@@ -284,7 +294,84 @@ def engines(setting):
         ratio = float(np.mean(fit.coef_std_ / best.coef_std_))
         rows.append(Row(f"{name}: sds, ratio", None, ratio))
         rows.append(Row(f"{name}: CPU seconds", None, seconds))
-    return rows
+    return [*rows, *proposals(setting)]
+
+
+class SplitNormal:
+    """Normal about a mode with a scale to each side along each axis (section 4.4; Geweke 1989)."""
+
+    def __init__(self, log_density, mode, cov):
+        self.mode, self.axes = mode, np.linalg.cholesky(cov)
+        steps, top = np.arange(0.5, 6.1, 0.5), log_density(mode[None])[0]
+        self.scales = []
+        for side in (-1.0, 1.0):
+            falls = [top - log_density(mode + side * steps[:, None] * a) for a in self.axes.T]
+            self.scales.append(np.max(steps / np.sqrt(2.0 * np.maximum(falls, 1e-6)), axis=1))
+
+    def draws(self, n, rng):
+        """Return draws (n, P) and their log densities, up to a constant."""
+        down, up = self.scales
+        above = rng.random((n, len(up))) < up / (up + down)
+        z = np.abs(rng.standard_normal((n, len(up))))
+        moved = np.where(above, up, -down) * z
+        return self.mode + moved @ self.axes.T, -0.5 * np.sum(z**2, axis=1)
+
+
+def mode_of(log_density, start):
+    """Return the mode of a density and minus the inverse of its curvature there."""
+    h, eye = 1e-4, np.eye(len(start))
+
+    def slope(x):
+        up, down = log_density(x + h * eye), log_density(x - h * eye)
+        return (down - up) / (2.0 * h)
+
+    mode = minimize(lambda x: -log_density(x[None])[0], start, jac=slope, method="BFGS").x
+    curvature = np.array([(slope(mode + 1e-3 * e) - slope(mode - 1e-3 * e)) / 2e-3 for e in eye])
+    return mode, np.linalg.inv(0.5 * (curvature + curvature.T))
+
+
+def normal_draws(found, n, rng):
+    """Return draws (n, P) of a normal distribution and their log densities, up to a constant."""
+    phi = draws_of(found, n, rng)
+    z = solve_triangular(np.linalg.cholesky(found.cov), (phi - found.mean).T, lower=True)
+    return phi, -0.5 * np.sum(z**2, axis=0)
+
+
+def tilted_parts(fit, X, y, groups):
+    """Yield the log density of the tilted distribution of each part, a function of (S, P)."""
+    whole = natural(Moments(fit.phi_mean_, fit.phi_cov_))
+    sign = np.where(y == 1, 1.0, -1.0)
+    for k, shift in enumerate(fit.site_shift_):
+        own = fit.partition_[groups] == k
+        one = np.ones(np.count_nonzero(own))
+        rows = arrow_rows(X[own], sign[own], one, one[:, None], groups[own])
+        cavity = Natural(whole.precision - fit.site_precision_[k], whole.shift - shift)
+        yield lambda phi, r=rows, c=cavity: log_factor(c, phi) + marginal_log_likelihood(r, phi, 1)
+
+
+def proposals(setting):
+    """Section 4.4: the share of draws that is effective, from three proposals for a part."""
+    found = {"moments of EP": [], "split normal": [], "normal at the mode": []}
+    rng, n = np.random.default_rng(0), 100 if setting.quick else 400
+    for seed in range(1 if setting.quick else 10):
+        size = (8, 20, 40)[seed % 3], 4, 3
+        X, y, groups, *_ = make_hierarchical_logistic(*size, tau=2.5, random_state=seed)
+        fit = ours(n_partitions=2, refine=False).fit(X, y, groups=groups)
+        whole = Moments(fit.phi_mean_, fit.phi_cov_)  # at the fixed point those of each part
+        for log_density in tilted_parts(fit, X, y, groups):
+            mode, cov = mode_of(log_density, whole.mean)
+            drawn = {
+                "moments of EP": normal_draws(whole, n, rng),
+                "split normal": SplitNormal(log_density, mode, cov).draws(n, rng),
+                "normal at the mode": normal_draws(Moments(mode, cov), n, rng),
+            }
+            for name, (phi, log_proposal) in drawn.items():
+                found[name].append(normalised(log_density(phi) - log_proposal)[1])
+    found["split normal, less moments of EP"] = np.subtract(*list(found.values())[1::-1])
+    return [
+        Row(f"draws from {name}: effective share", None, *mean_and_error(shares))
+        for name, shares in found.items()
+    ]
 
 
 def fractional(setting):
@@ -374,8 +461,10 @@ Distances are from the default fit, on one set of 30 groups of 30 rows with ten 
 EP of appendix A.4 agrees with it; the mode of the tilted distribution (section 4.3), whose fixed
 point is the mode of the marginal posterior, is fast and biased; importance sampling that keeps its
 draws over sweeps (sections 4.5 and 4.6) is right but for its noise, in two parts, and slower.
-Section 4.4, split normal distributions, was tried as a proposal and was no better than the moments
-of EP. Hamiltonian chains in each part, in two parts, are ``engine="nuts"``: 800 draws, with the
+Section 4.4, split normal distributions, is written out as a proposal for these draws. Over ten
+sets of 8 to 40 groups of four rows .93 of its draws are effective, as of those from the moments of
+EP, which are there already; from a normal distribution at the mode .82 are. Hamiltonian
+chains in each part, in two parts, are ``engine="nuts"``: 800 draws, with the
 control variates for which section 4.5 asks. They are the scores of the draws, which make moments
 exact where the tilted distribution is normal.
 """,
