@@ -189,8 +189,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Dense: keep a copy of X for prediction; False keeps a reference. The sparse method predicts
         without the rows and only ever keeps a reference, for `log_marginal_likelihood`.
     warm_start : bool, default=False
-        Start from the sites and kernel of the last fit where the number of rows is the same.
-        Through inducing points their spread may differ by a factor of ten at most.
+        Start from the sites and kernel of the last fit where the number of rows is the same, and
+        their spread is within a factor of ten.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" has one latent function for each class under
         one kernel, and the label is the class with the largest noisy value (multinomial probit, or
