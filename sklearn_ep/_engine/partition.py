@@ -6,16 +6,18 @@ that sums do not depend on the backend or on the number of workers.
 
 A worker answers with a named tuple of sums over the rows of its part. `add_up` adds them field by
 field in the order of the parts. What a row needs is a function of the message, computed where the
-row is. A worker may keep what it computed in a
-`PartMemory`; an answer never depends on whether it did.
+row is. A worker may keep what it computed in `KEPT`, the memory of its process, under the token of
+its fit; an answer never depends on whether it did.
 """
 
 import functools
+import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import current_process
 from typing import Any
 
@@ -90,16 +92,22 @@ class PartMemory:
     def __init__(self, most: int) -> None:
         in_pool = current_process().name.startswith("LokyProcess")
         self.most = min(most, _MOST_IN_POOL) if in_pool else most
-        self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._kept: dict[tuple[str, Hashable], tuple[int, Any]] = {}
         self._lock = threading.Lock()
 
-    def find(self, token: str, k: int) -> Any:
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept."""
+        return not self._kept
+
+    def find(self, token: str, k: Hashable) -> Any:
         """Return what is kept of part k in the fit with this token, or None."""
         return self._kept.get((token, k), (0, None))[1]
 
-    def keep(self, token: str, k: int, value: Any, size: int) -> None:
-        """Keep a value of this size for part k, if there is room."""
+    def keep(self, token: str, k: Hashable, value: Any, size: int) -> None:
+        """Keep a value of this size for part k, in the place of the last, if there is room."""
         with self._lock:
+            self._kept.pop((token, k), None)
             if self._total() + size > self.most:
                 self._kept = {key: kept for key, kept in self._kept.items() if key[0] == token}
             if self._total() + size <= self.most:
@@ -112,6 +120,19 @@ class PartMemory:
 
     def _total(self) -> int:
         return sum(size for size, _ in self._kept.values())
+
+
+KEPT = PartMemory(2**28)  # 2 GB
+
+
+@contextmanager
+def fit_token() -> Iterator[str]:
+    """Give a fit a token to keep parts under, and drop at its end what this process has kept."""
+    token = secrets.token_hex(8)
+    try:
+        yield token
+    finally:
+        KEPT.forget(token)
 
 
 def split_rows(n_rows: int, n_parts: int) -> list[slice]:
@@ -244,13 +265,16 @@ class PartMap:
         client = getattr(self._workers.pool._backend, "client", None)
         self.parts = [_held(part, client) for part in parts]
         self.serial = self._workers.pool.n_jobs == 1 and client is None
+        self._fit = fit_token()
 
     def __enter__(self) -> "PartMap":
+        self.token = self._fit.__enter__()
         if not self.serial:
             self._workers.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._fit.__exit__(None, None, None)
         if not self.serial:
             self._workers.__exit__(*exc)
 

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, average_of, integrate, mixture_moments
 from .._engine.left_out import LeftOut, Priors
+from .._engine.partition import fit_token
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
@@ -220,13 +221,12 @@ def _sampled(problem, rows, monitor, last):
 def fit_parted(problem, monitor, k):
     """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
     # class k against the rest, else the second of two classes
-    rows = problem.rows.of_class(k if len(problem.lasts) > 1 else 1)
+    positive = k if len(problem.lasts) > 1 else 1
     fit = _natural_parts if problem.variance == "exact" else _sampled_parts
-    try:
+    with fit_token() as token:
+        rows = problem.rows.of_class(positive, token)
         result, log_evidence, attributes, how = fit(problem, rows, monitor, problem.lasts[k])
         left_out = LeftOut(np.ones(2)) if problem.scales is None else rows.left_out(*how)
-    finally:
-        rows.forget()
     posterior = problem.posterior(result.evaluation.payload)
     attributes |= dict(left_out=left_out, n_passes=rows.n_visits)
     return _finished(posterior, result, log_evidence, attributes)

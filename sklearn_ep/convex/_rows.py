@@ -11,7 +11,6 @@ result. After that two numbers go to a partition in a visit and seven come back.
 has nothing, or has lost it, says so and is sent the posterior.
 """
 
-import secrets
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import scipy.sparse as sp
 
 from .._engine.gaussian import row_blocks
 from .._engine.left_out import LeftOut, ScoreSums, best_scales
-from .._engine.partition import PartMemory, add_up
+from .._engine.partition import KEPT, add_up
 from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
 from ._calibration import SCALES, cavities, rows_left_out
@@ -35,8 +34,6 @@ from ._systems import (
     with_data,
     with_ones,
 )
-
-MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 GB
 
 
 class RowSpec(NamedTuple):
@@ -56,10 +53,6 @@ class RowSpec(NamedTuple):
     single: bool = False
     positive: int = 1
     token: str = ""
-
-    def of_class(self, k):
-        """Return the `RowSpec` of a new fit of class k against the rest."""
-        return self._replace(positive=k, token=secrets.token_hex(8))
 
 
 class SiteSums(NamedTuple):
@@ -334,12 +327,12 @@ def _rows_of(part, k, spec):
     """Return the same, from memory if this process has kept them; those in memory as they are."""
     if isinstance(part, PartRows):
         return part
-    rows = MEMORY.find(spec.token, k)
+    rows = KEPT.find(spec.token, k)
     if rows is None:
         rows = _read(part, k, spec)
         n_copies, sparse = 1 if spec.seed is None else 3, sp.issparse(rows.B)
         size = (n_copies + 1) * rows.B.nnz if sparse else n_copies * rows.B.size
-        MEMORY.keep(spec.token, k, rows, size)
+        KEPT.keep(spec.token, k, rows, size)
     return rows
 
 
@@ -388,13 +381,13 @@ def score_sums(part, k, spec, theta, form, *state):
 
     None where nothing is kept and no state is given from which `form` gives the `CavityRows`.
     """
-    key = spec.token + " left out"
-    left: Any = MEMORY.find(key, k)
+    place = spec.token, (k, "left out")
+    left: Any = KEPT.find(*place)
     if left is None:
         if not state:
             return None
         left, _ = form(_rows_of(part, k, spec), *state)
-        MEMORY.keep(key, k, left, 8 * left.mean.size)
+        KEPT.keep(*place, left, 8 * left.mean.size)
     return ScoreSums.of(theta, left)
 
 
@@ -415,14 +408,9 @@ class PartedRows:
     size: float
     n_visits: int = field(default=0, init=False)
 
-    def of_class(self, k):
+    def of_class(self, k, token):
         """Return the same for class k against the rest, a fit of its own to workers."""
-        return replace(self, spec=self.spec.of_class(k))
-
-    def forget(self):
-        """Drop what this process keeps for the fit."""
-        for key in (self.spec.token, self.spec.token + " left out"):
-            MEMORY.forget(key)
+        return replace(self, spec=self.spec._replace(positive=k, token=token))
 
     def column_sums(self):
         """Return the `ColumnSums` of all parts."""

@@ -1,7 +1,6 @@
 """ConvexVariationalLogistic from partitions: optima, equality over cuts, workers and caches."""
 
 import functools
-import gc
 import os
 import pathlib
 import pickle
@@ -19,7 +18,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.partition import PartMap, PartMemory
+from sklearn_ep._engine.partition import KEPT, PartMap
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
@@ -99,9 +98,8 @@ def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, m
         clone(a).fit([lambda p=p: p for p in parts]),
         clone(a).set_params(n_partitions=3).fit(X, y),
     ]
-    memories = [m for m in gc.get_objects() if isinstance(m, PartMemory)]
-    assert memories and not any(m._kept for m in memories)
-    monkeypatch.setattr(PartMemory, "keep", lambda *args: None)
+    assert KEPT.is_empty
+    monkeypatch.setattr(KEPT, "most", 0)
     others.append(clone(a).fit(parts))
     for b in others:
         np.testing.assert_array_equal(a.coef_, b.coef_)
@@ -166,22 +164,25 @@ def test_calibrated_parts_learn_priors_and_start_warm():
 
 
 def test_memory_of_parts():
-    memory = PartMemory(10)
+    memory = type(KEPT)(10)
     memory.keep("old", 0, "x", 6)
     memory.keep("new", 0, "y", 6)  # what another fit has left gives way
     memory.keep("new", 1, "z", 6)  # what this fit keeps does not
     assert memory.find("old", 0) is None and memory.find("new", 1) is None
     assert memory.find("new", 0) == "y"
+    memory.keep("new", 0, "z", 9)  # what it has kept in the same place does
+    assert memory.find("new", 0) == "z" and not memory.is_empty
     memory.forget("new")
-    assert memory.find("new", 0) is None
+    assert memory.find("new", 0) is None and memory.is_empty
 
 
 @pytest.mark.slow
 def test_processes_of_a_pool_keep_little():
     """A pool takes a process that grows by 300 MB for one that leaks, and starts another."""
-    room = joblib.delayed(lambda: PartMemory(2**28).most)
+    memory = type(KEPT)
+    room = joblib.delayed(lambda: memory(2**28).most)
     assert 8 * max(joblib.Parallel(2, backend="loky")(room() for _ in range(2))) <= 2e8
-    assert PartMemory(2**28).most == 2**28
+    assert KEPT.most == 2**28
 
 
 def test_what_is_refused_and_what_is_not():

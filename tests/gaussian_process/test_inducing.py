@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Ration
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
-from sklearn_ep.gaussian_process.inducing import ep
+from sklearn_ep.gaussian_process.inducing import values
 
 ORACLES = oracle("gp_classification")
 SPARSE = [p for p in ORACLES["problems"] if "Z" in p and not p["label_noise"]]
@@ -189,7 +189,7 @@ def test_n_jobs_changes_no_bit_of_many_rows(batch_size):
 def test_rows_are_whitened_once_where_points_are_no_more_than_columns(kw, monkeypatch):
     X, y = toy(120, 12)
     y = y + (X[:, 2] > 0.5) if kw.get("multi_class") else y
-    whiten, find, n_rows, places = ep.InducingPrior.whiten, ep.MEMORY.find, [], []
+    whiten, find, n_rows, places = values.InducingPrior.whiten, values.KEPT.find, [], []
 
     def seen(*place):
         places.append(place)
@@ -200,14 +200,14 @@ def test_rows_are_whitened_once_where_points_are_no_more_than_columns(kw, monkey
         return whiten(prior, X, *args, **kwargs)
 
     def fit(most):
-        monkeypatch.setattr(ep.MEMORY, "most", most)
-        monkeypatch.setattr(ep.MEMORY, "find", seen)
+        monkeypatch.setattr(values.KEPT, "most", most)
+        monkeypatch.setattr(values.KEPT, "find", seen)
         n_rows.clear()
         est = fixed(ConstantKernel(3.0) * RBF(3.0), n_inducing=10, n_partitions=2, **kw).fit(X, y)
-        assert ep.MEMORY.find(*places[-1]) is None  # nothing outlives the fit
+        assert values.KEPT.find(*places[-1]) is None  # nothing outlives the fit
         return est.predict_proba(X), est.loo_proba_, est.n_sweeps_, sum(n_rows)
 
-    monkeypatch.setattr(ep.InducingPrior, "whiten", counted)
+    monkeypatch.setattr(values.InducingPrior, "whiten", counted)
     (*told, kept), (*same, anew) = fit(2**20), fit(0)
     for one, other in zip(told, same, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -487,7 +487,7 @@ def test_backends_give_the_same_bits(backend, n_jobs, dask_workers):
 def test_a_worker_that_lost_its_rows_goes_through_their_steps_again(monkeypatch):
     est = HierarchicalEPLogistic([2, 3], max_iter=2)
     kept = quiet(clone(est), spread())
-    monkeypatch.setattr(rows_in_parts.MEMORY, "most", 5000)  # room for two of three parts
+    monkeypatch.setattr(rows_in_parts.KEPT, "most", 5000)  # room for two of three parts
     lost = quiet(clone(est), spread())
     assert np.array_equal(kept.coef_cov_, lost.coef_cov_)
     assert np.array_equal(kept.group_effects_[0], lost.group_effects_[0])

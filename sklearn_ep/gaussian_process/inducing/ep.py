@@ -14,10 +14,8 @@ posterior is the same mixture of matrices that the passes have already summed, a
 needed to build it.
 """
 
-import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 from scipy.linalg import blas, solve_triangular
@@ -27,7 +25,7 @@ from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ..._engine.partition import PartMemory, add_up
+from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, left_out, log_site_mass, site_change
 from .rows import dense_copies, read_rows
 from .values import (
@@ -38,6 +36,7 @@ from .values import (
     rebase,
     rows_times,
     times_rows,
+    whitened,
 )
 
 
@@ -48,8 +47,6 @@ def signed_gram(W, v):
         return half.T @ half
     return W.T @ rows_times(W, v)
 
-
-MEMORY = PartMemory(2**27)  # numbers of whitened rows that a process keeps, 1 GB
 
 # What passes ask of labels.
 LABEL_NEEDS = ["n_posteriors", "n_latents", "own_sites", "linear", "copies", "posterior"]
@@ -211,41 +208,21 @@ class PassModel:
         """Log evidence without the terms of the rows."""
         return sum(p.log_evidence for p in self.posteriors)
 
+    def figures(self, sums):
+        """Return log evidence and undamped residual of the `RowSums` of a whole step."""
+        residual = sums.residual
+        if self.labels.copies is not None:
+            residual = largest_change(self.posteriors, sums.gram, sums.shift)
+        return {"residual": residual, "log_evidence": self.log_evidence + sums.log_term}
+
     def blocks(self, rows, kind=np.float64, keep=False):
         """Yield slices of `PassRows`, each with its `RowBlock` and what a contraction needs."""
         blocks = row_blocks(len(rows.X), most=self.labels.rows_at_once(len(self.prior.Z)))
-        each = whitened(self.prior, rows, blocks, kind, keep)
+        each = whitened(self.prior, rows.X, blocks, rows.part, kind, keep)
         for block, (W, extra_var, kept) in zip(blocks, each, strict=True):
             own = (None if a is None else a[..., block] for a in (rows.sites, rows.memory))
             weight = dense_copies(rows.weight[block])
             yield block, RowBlock(W, extra_var, rows.y[block], weight, *own), kept
-
-
-def whitened(prior, rows, blocks, kind=np.float64, keep=False):
-    """Yield W, extra variances and what a contraction needs of each block of `PassRows`.
-
-    Passes under one prior follow each other: what is whitened of a part is kept until the prior is
-    another. That is so where there are no more points than columns, and not with `keep`, since a
-    contraction needs the kernel again.
-    """
-    m = len(prior.Z)
-    lasts = rows.part is not None and not keep and m <= rows.X.shape[1]
-    each = (_whitened_block(prior, rows.X[block], kind, keep) for block in blocks)
-    if not lasts or len(rows.X) * m > MEMORY.most:
-        yield from each
-        return
-    token, k = rows.part
-    known = MEMORY.find(token, k)
-    if known is None or known[0] is not kind or not known[1].same_as(prior):
-        known = kind, prior, list(each)
-        MEMORY.keep(token, k, known, len(rows.X) * m)
-    yield from known[2]
-
-
-def _whitened_block(prior, X, kind, keep):
-    X = np.asarray(X, dtype=np.float64)
-    W, extra_var, kept = prior.whiten(X, keep, kind)
-    return W, extra_var, (X, kept) if keep else None
 
 
 class RowSums(NamedTuple):
@@ -363,7 +340,7 @@ class PassRows(NamedTuple):
     X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
     class indices, weight (n,) copies, sites (C, 2, n) precisions and shifts (None with an averaged
     site). `memory` (k, n) is what a rule with `resumed` kept of the rows at the last pass. `part`
-    are token and number of a partition in `MEMORY`, None for rows that come once.
+    are token and number of a partition in `KEPT`, None for rows that come once.
     """
 
     X: Any
@@ -474,7 +451,7 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
 def evaluate_part(part, message, model, classes, how):
     """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
 
-    `message` are the sites of its rows, what the rule keeps of them, and their place in `MEMORY`.
+    `message` are the sites of its rows, what the rule keeps of them, and their place in `KEPT`.
     """
     X, y, weight = read_rows(part, classes)
     alike = len(weight) and weight.min() == weight.max()
@@ -573,8 +550,6 @@ class InducingEP:
         self.run, self.sizes, self.classes, self.labels = run, list(sizes), classes, labels
         self.base = (0.0, 0.0) if base is None else base
         self.memory, self.ends = memory, np.zeros(1, dtype=int)
-        self.token = uuid4().hex
-        weakref.finalize(self, MEMORY.forget, self.token)
         if labels.copies is None:
             self.ends = np.cumsum([2 * labels.n_sites * n for n in sizes])
 
@@ -620,7 +595,7 @@ class InducingEP:
     def messages(self, sites):
         """Return for each part its sites, what the rule keeps of its rows, and its place."""
         n_parts = len(self.sizes)
-        empty, places = [None] * n_parts, [(self.token, k) for k in range(n_parts)]
+        empty, places = [None] * n_parts, [(self.run.token, k) for k in range(n_parts)]
         return list(zip(sites or empty, self.memory or empty, places, strict=True))
 
     def model(self, state):
@@ -639,13 +614,6 @@ class InducingEP:
         sums = add_sums(each)
         sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
         return sums, each, [r[1] for r in results]
-
-    def figures(self, model, sums):
-        """Return log evidence of a model and undamped residual of a pass that took a whole step."""
-        residual = sums.residual
-        if self.labels.copies is not None:
-            residual = largest_change(model.posteriors, sums.gram, sums.shift)
-        return {"residual": residual, "log_evidence": model.log_evidence + sums.log_term}
 
     def state_of(self, result):
         """Return the state in which a `Result` of `solve` ends."""
@@ -713,7 +681,7 @@ class _FixedPoint:
         sums, each, roots = ep.one_pass(model, state.sites, sums=self.labels.linear)
         if not np.isfinite(model.log_evidence + sums.log_term):
             raise ValueError(f"kernel {self.prior.kernel} gives NaN or infinity on these data.")
-        figures, sites = ep.figures(model, sums), None
+        figures, sites = model.figures(sums), None
         metric: Any = 1.0
         if state.sites is not None:
             metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites

@@ -438,7 +438,7 @@ def _converged(plan, ep, state, end, trace):
     if end.reason == "asked" and plan.passing is plan.labels:
         # figures are those of one more pass
         model = ep.model(state)
-        final = ep.figures(model, ep.one_pass(model, state.sites)[0])
+        final = model.figures(ep.one_pass(model, state.sites)[0])
         told = ending_in(trace.history, final), end.reason, 0
     else:
         most = plan.sweeps["max_iter"]

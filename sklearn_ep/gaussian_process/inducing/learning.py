@@ -298,7 +298,7 @@ def learn_by_passes(
         share = damping if np.any(state.shift) else 1.0
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
-        figures = ep.figures(model, sums)
+        figures = model.figures(sums)
         log_prior, slopes = hyper.log_prior(vector)
         values.append(figures["log_evidence"] + log_prior)
         gradient = hyper.gradient(model, sums, fresh=True) + slopes

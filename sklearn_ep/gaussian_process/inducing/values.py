@@ -9,6 +9,7 @@ The structure at rows in memory is here, too.
 """
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ..._engine.gaussian import (
     triangular_inverse,
 )
 from ..._engine.hyper import mixture_covariance
+from ..._engine.partition import KEPT
 from ..._estimator.averaged import AveragedPosterior
 from .._dense_gp import finite_or_named
 from .._kernels import SingleCross, cross_covariance
@@ -80,14 +82,15 @@ class InducingPrior:
         """Return W (n, m), the variances s (n,), and what a contraction of derivatives needs.
 
         s_i is the variance of the latent value given u; rounding below zero is set to zero. W is of
-        the float type `kind`.
+        the float type `kind`. A contraction needs the rows and the kernel; with `keep` they last.
         """
+        X = np.asarray(X, dtype=np.float64)
         cross, inverse = self.parts(kind)
         K, kept = cross.block(X)
         K = K.astype(kind, copy=keep)
         W = lower_times(inverse, K.T).T
         extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
-        return W, np.maximum(extra_var, 0.0), kept
+        return W, np.maximum(extra_var, 0.0), (X, kept) if keep else None
 
     def contract(self, M, inputs, kind=np.float64):
         """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric.
@@ -101,6 +104,29 @@ class InducingPrior:
         theta, towards = cross.contract(cross.rounded_block(self._kept), G, inputs)
         # G is symmetric and both arguments of the kernel move with Z
         return theta, 2.0 * towards
+
+
+def whitened(prior, X, blocks, place, kind=np.float64, keep=False):
+    """Yield what `whiten` says of each block of rows, from `KEPT` if it is known there.
+
+    Passes under one prior follow each other: what is whitened of a part is kept at its `place`, if
+    that is not None, until the prior is another. That is so where there are no more points than
+    columns, and not with `keep`, since a contraction needs the kernel again.
+    """
+    size = len(X) * len(prior.Z)
+    lasts = place is not None and not keep and len(prior.Z) <= X.shape[1] and size <= KEPT.most
+    known: Any = KEPT.find(*place) if lasts else None
+    if known is None or known[0] is not kind or not known[1].same_as(prior):
+        known = kind, prior, []
+    done = known[2]
+    for i, block in enumerate(blocks):
+        each = done[i] if i < len(done) else prior.whiten(X[block], keep, kind)
+        if lasts and i == len(done):
+            done.append(each)
+        yield each
+    if lasts:
+        token, k = place
+        KEPT.keep(token, k, known, size)
 
 
 class InducingPosterior:
@@ -260,7 +286,7 @@ class InducingGP:
 
     def __init__(self, kernel, X, Z, jitter):
         self.X, self.prior = X, InducingPrior(kernel, Z, jitter)
-        self.W, self.extra_var, self._kept = self.prior.whiten(X, keep=True)
+        self.W, self.extra_var, (_, self._kept) = self.prior.whiten(X, keep=True)
 
     def posterior(self, precision, shift):
         """Return the `InducingState` for site parameters (n,), copies of tied rows counted."""

@@ -55,7 +55,7 @@ def project_part(part, sites, prior, noise, classes):
     X = read_rows(part, classes)[0]
     found = np.empty((1, *sites.shape))
     for rows in row_blocks(len(X), most=block_rows(len(prior.Z))):
-        extra_var = prior.whiten(np.asarray(X[rows], dtype=np.float64))[1]
+        extra_var = prior.whiten(X[rows])[1]
         found[0, :, rows.start : rows.stop] = on_means(Sites(*sites[:, rows]), noise + extra_var)
     return found
 

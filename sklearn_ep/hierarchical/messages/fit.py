@@ -14,7 +14,7 @@ from joblib import parallel_config
 
 from ..._engine import gaussian
 from ..._engine.loop import Trace, reason_to_end
-from ..._engine.partition import PartMap
+from ..._engine.partition import PartMap, fit_token
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._parts import parts_in_memory
 from . import posterior as posteriors
@@ -177,11 +177,9 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
 def _fit_parts(plan, run, monitor, previous, save):
     """Return the `BinaryFit` of parts."""
     numbers = LevelNumbers(plan.parts.where, plan.n_levels)
-    rows = LoggedRows(run, numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
-    try:
+    with fit_token() as token:
+        rows = LoggedRows(run, token, numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
         return _fit_rows(plan, rows, monitor, previous, save)
-    finally:
-        rows.forget()
 
 
 def _fit_rows(plan, rows, monitor, previous, save):

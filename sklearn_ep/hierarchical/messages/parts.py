@@ -7,18 +7,14 @@ levels: a worker that has lost its rows' state, or never had it, is sent the ste
 through them again. What it answers does not depend on that.
 """
 
-import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.partition import PartMemory, split_rows
+from ..._engine.partition import KEPT, split_rows
 from .._parts import read_rows
 from .rows import RowState, row_precision
 from .schur import FactorRows, SystemRows
-
-# Numbers that a process keeps of rows and their state, 4 GB.
-MEMORY = PartMemory(2**29)
 
 
 def rows_of_parts(codes, n_levels, n_parts):
@@ -60,14 +56,14 @@ def work(part, message, token, reader, big, function):
     if message is None:
         return None
     k, start, steps, values = message
-    kept = MEMORY.find(token, k)
+    kept = KEPT.find(token, k)
     n_known = 0 if kept is None else kept.n_steps
     if n_known < start:
         return Behind(n_known)
     if kept is None:
         rows = rows_of(part, reader)
         kept = Kept(SystemRows(rows, big))
-        MEMORY.keep(token, k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
+        KEPT.keep(token, k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
     for step, *of_step in steps[kept.n_steps - start :]:
         kept.state, kept.n_steps = step(kept.held.rows, kept.state, *of_step), kept.n_steps + 1
     return function(kept.held, kept.state, *values)
@@ -123,11 +119,14 @@ class LevelNumbers(NamedTuple):
 
 
 class LoggedRows:
-    """Rows of a fit, in parts that `run`, a `PartMap`, maps; reader is that of raw parts."""
+    """Rows of a fit with a token, in parts that `run`, a `PartMap`, maps.
 
-    def __init__(self, run, numbers, reader, big):
+    reader is that of raw parts.
+    """
+
+    def __init__(self, run, token, numbers, reader, big):
         self.run, self.numbers, self.reader, self.big = run, numbers, reader, big
-        self.token, self.steps = secrets.token_hex(8), []
+        self.token, self.steps = token, []
         self._sent = [0] * len(run.parts)
 
     def step(self, function, *values):
@@ -163,10 +162,6 @@ class LoggedRows:
         parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
         states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
         return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
-
-    def forget(self):
-        """Drop what this process keeps for the fit."""
-        MEMORY.forget(self.token)
 
 
 class HeldRows:
