@@ -187,20 +187,34 @@ class JointState:
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
 
     def _alpha(self, K, shift):
-        """Return K^-1 mean; what single precision leaves of it is solved for once more."""
+        """Return K^-1 mean; what single precision leaves of it is solved for once more.
+
+        By conjugate residuals, which keep their directions: without them one fit in two of 600 to
+        1000 rows gave single precision up, and took up to 1.6 times as long.
+        """
         alpha = self.spread.weights(K @ shift, shift)
         if not self.spread.single:
             return alpha
-        size = np.abs(shift).max() or 1.0
-        for _ in range(8):
-            left = shift - alpha - star_times(self.precision, K @ alpha)
-            error = np.abs(left).max() / size
-            if error < 1e-6:
-                return alpha
-            if not error < 0.1:  # too much for a beginning
-                break
-            alpha += self.spread.weights(K @ left, left)
-        raise ImproperPosterior("single precision does not hold the posterior mean")
+        size, steps = np.abs(shift).max() or 1.0, list[tuple[np.ndarray, np.ndarray]]()
+        left = shift - self._times_system(K, alpha)
+        while np.abs(left).max() > 1e-5 * size:
+            if len(steps) == 20:
+                raise ImproperPosterior("single precision does not hold the posterior mean")
+            step = self.spread.weights(K @ left, left)
+            image = self._times_system(K, step)
+            for other, of_other in steps:
+                share = np.vdot(image, of_other)
+                step, image = step - share * other, image - share * of_other
+            norm = np.linalg.norm(image)
+            step, image = step / norm, image / norm
+            share = np.vdot(image, left)
+            alpha, left = alpha + share * step, left - share * image
+            steps.append((step, image))
+        return alpha
+
+    def _times_system(self, K, vectors):
+        """Return (I + precision K) vectors, which is the shift if these are K^-1 mean."""
+        return vectors + star_times(self.precision, K @ vectors)
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).

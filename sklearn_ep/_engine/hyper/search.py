@@ -323,7 +323,7 @@ class _AscentState:
         lacking: np.ndarray | None,
         longest: float,
     ) -> None:
-        self.bounds, self.longest = bounds, longest
+        self.bounds, self.longest, self.most = bounds, longest, longest
         self.curvature, self.exact = curvature, lacking is None
         self.lack = np.zeros_like(x) if lacking is None else lacking
         self.x, self.node, self.best = x, start, start
@@ -361,13 +361,16 @@ class _AscentState:
             return False
         gradient = self._learned(trial - self.x, node)
         if node.objective < self.node.objective - _LEVEL:
-            # a gradient that was corrected gives another step
-            self.share *= _SHARE if self.exact else 1.0
+            if self.exact:
+                self.share *= _SHARE
+            else:  # the gradient was corrected, and gives another step, but half as long at most
+                self.longest = 0.5 * float(np.max(np.abs(trial - self.x)))
             self.n_failed += 1
             self.reach = self.share
             return False
         self.x, self.node, self.gradient = trial, node, gradient
         self.share = self.reach = min(1.0, _LONGER * self.reach)
+        self.longest = min(self.most, _LONGER * self.longest)
         self.n_failed, self.n_steps = 0, self.n_steps + 1
         return True
 
@@ -544,7 +547,7 @@ def search_from_rows(
     limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter)
     if not exact_gradient and patient >= 1.0:
         tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
-        limits |= dict(gain=0.1, lacking=lacking / share, patience=tries)
+        limits |= dict(gain=max(0.1, accuracy.gain), lacking=lacking / share, patience=tries)
     elif not exact_gradient:
         # gradients that are not exact are off by as much as longer steps promise; what they lack
         # grows as the evidence itself: both come from rows in doubt
