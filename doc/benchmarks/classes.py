@@ -70,7 +70,7 @@ def sets(quick):
 
 
 def start(X):
-    """Smooth isotropic kernel, the same for all Gaussian processes."""
+    """Smooth isotropic kernel, the same for all Gaussian processes but those at their defaults."""
     scale = 3.0 * np.sqrt(X.var(0).sum())
     return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))
 
@@ -83,6 +83,7 @@ def models(X, wide):
         "GP one vs rest": EPGaussianProcessClassifier(
             kernel, multi_class="one_vs_rest", random_state=0
         ),
+        "GP, lengths by column": EPGaussianProcessClassifier(random_state=0),
         "linear joint": ConvexVariationalLogistic(learn_prior=True, random_state=0),
         "linear one vs rest": ConvexVariationalLogistic(
             learn_prior=True, multi_class="one_vs_rest", random_state=0

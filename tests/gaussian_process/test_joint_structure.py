@@ -73,3 +73,20 @@ def test_a_run_tells_the_state_that_a_longer_one_goes_on_to():
     assert ep.evaluate(result.onwards).residual == pytest.approx(following, rel=1e-9)
     plain = ep.solve(start, tol=2e-2, accelerate=False, **settings)
     assert plain.onwards is plain.x
+
+
+@pytest.mark.parametrize("length", [0.8, 1.5, 3.0])
+def test_single_precision_holds_the_mean_where_a_large_variance_makes_the_classes_alike(length):
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    y = np.digitize(X[:, 0], [-0.8, -0.2, 0.3, 1.0])
+    kernel, start = ConstantKernel(1000.0) * RBF(length), np.zeros((2, 300, 5))
+    start[0] = np.eye(5)[y]
+    ep = JointEP(JointGP(kernel, X), CLASS_LIKELIHOODS["probit"], y, np.ones(300))
+    result = ep.solve(start, tol=1e-2, max_iter=100, damping=0.5, accelerate=False)
+    whole, single = (
+        result.evaluation.payload[0],
+        JointGP(kernel, X, single=True).posterior(*result.x),
+    )
+    assert single.spread.single
+    np.testing.assert_allclose(single.mean, whole.mean, atol=1e-5 * np.abs(whole.mean).max())
+    assert single.log_evidence == pytest.approx(whole.log_evidence, abs=5e-3)

@@ -281,7 +281,8 @@ def ascend(
     `longest` in any of them.
 
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
-    them, None for exact ones. How the value rises on a step corrects it along that step.
+    them, None for exact ones. How the value rises on a step corrects it along that step, and after
+    one that led down the next is at most half as long.
     """
     start = evaluate(x, near)
     if start is None or not _finite(start):
