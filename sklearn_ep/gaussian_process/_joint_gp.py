@@ -189,17 +189,18 @@ class JointState:
     def _alpha(self, K, shift):
         """Return K^-1 mean; what single precision leaves of it is solved for once more.
 
-        By conjugate residuals, which keep their directions: without them one fit in two of 600 to
-        1000 rows gave single precision up, and took up to 1.6 times as long.
+        By generalised conjugate residuals. Plain refinement gave single precision up in three of
+        three fits of five, six and eight classes with 600 to 900 rows that were followed; six fits
+        of 600 to 1000 rows took 1.1 to 1.7 times as long.
         """
         alpha = self.spread.weights(K @ shift, shift)
         if not self.spread.single:
             return alpha
         size, steps = np.abs(shift).max() or 1.0, list[tuple[np.ndarray, np.ndarray]]()
         left = shift - self._times_system(K, alpha)
-        while np.abs(left).max() > 1e-5 * size:
-            if len(steps) == 20:
-                raise ImproperPosterior("single precision does not hold the posterior mean")
+        for _ in range(20):
+            if np.abs(left).max() <= 1e-5 * size:
+                return alpha
             step = self.spread.weights(K @ left, left)
             image = self._times_system(K, step)
             for other, of_other in steps:
@@ -210,7 +211,7 @@ class JointState:
             share = np.vdot(image, left)
             alpha, left = alpha + share * step, left - share * image
             steps.append((step, image))
-        return alpha
+        raise ImproperPosterior("single precision does not hold the posterior mean")
 
     def _times_system(self, K, vectors):
         """Return (I + precision K) vectors, which is the shift if these are K^-1 mean."""

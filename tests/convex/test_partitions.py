@@ -1,6 +1,7 @@
 """ConvexVariationalLogistic from partitions: optima, equality over cuts, workers and caches."""
 
 import functools
+import importlib
 import os
 import pathlib
 import pickle
@@ -163,8 +164,9 @@ def test_calibrated_parts_learn_priors_and_start_warm():
     assert warm.fit(cut(X, y, 2)).n_passes_ < first
 
 
-def test_memory_of_parts():
-    memory = type(KEPT)(10)
+def test_memory_of_parts(monkeypatch):
+    monkeypatch.setattr(KEPT, "most", 10)
+    memory = KEPT
     memory.keep("old", 0, "x", 6)
     memory.keep("new", 0, "y", 6)  # what another fit has left gives way
     memory.keep("new", 1, "z", 6)  # what this fit keeps does not
@@ -179,8 +181,8 @@ def test_memory_of_parts():
 @pytest.mark.slow
 def test_processes_of_a_pool_keep_little():
     """A pool takes a process that grows by 300 MB for one that leaks, and starts another."""
-    memory = type(KEPT)
-    room = joblib.delayed(lambda: memory(2**28).most)
+    name = KEPT.__module__  # the lambda travels by value, and a memory has a lock
+    room = joblib.delayed(lambda: importlib.import_module(name).KEPT.most)
     assert 8 * max(joblib.Parallel(2, backend="loky")(room() for _ in range(2))) <= 2e8
     assert KEPT.most == 2**28
 

@@ -144,3 +144,17 @@ def test_search_without_a_better_step_says_how_much_is_left():
         for ftol in (1e-12, 1e-4)
     )
     assert (fine.reason, rough.reason) == ("stuck", "converged")
+
+
+def test_after_a_step_down_by_a_gradient_that_is_off_the_next_is_half_as_long():
+    tried = []
+
+    def narrow(x):
+        tried.append(x[0])
+        return -50.0 * (x[0] - 0.6) ** 2, -100.0 * (x - 0.6), None
+
+    # the curvature is a hundredth of the true one: the first step is the longest that is allowed
+    own = dict(start=(0.0,), bounds=OPEN[:1], curvature=np.eye(1))
+    found = run(narrow, **own, lacking=np.array([5.0]))
+    assert tried[1] == 2.0 and abs(tried[2] - tried[0]) <= 1.0
+    assert found.node.phi == pytest.approx([0.6], abs=1e-3)
