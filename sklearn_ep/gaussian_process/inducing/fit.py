@@ -323,10 +323,9 @@ def _averaging(estimator, kernel, data, joint):
 def may_start_warm(estimator, data):
     """Return whether the last fit had passes over as many rows, in the same units."""
     last = estimator._last_fit
-    if last is None or getattr(last.runs[0], "state", None) is None:
+    if last is None or last.sites is None or getattr(last.runs[0], "state", None) is None:
         return False
-    before = estimator._plan.data
-    return sum(before.sizes) == sum(data.sizes) and same_units(before.spread, data.spread)
+    return last.sites.shape[2] == sum(data.sizes) and same_units(last.spread, data.spread)
 
 
 def _start_warm(plan, estimator):
@@ -334,7 +333,7 @@ def _start_warm(plan, estimator):
     last = estimator._last_fit
     if not may_start_warm(estimator, plan.data) or plan.labels.copies is not None:
         return
-    if last.sites is None or last.kernel.n_dims != plan.kernel.n_dims:
+    if last.kernel.n_dims != plan.kernel.n_dims:
         return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
     shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
@@ -371,7 +370,7 @@ def posteriors_of(payload):
     return model.labels.predictors(model.prior, model.posteriors)
 
 
-def gp_fit(run, sites=None, loo_proba=None):
+def gp_fit(run, sites=None, loo_proba=None, spread=1.0):
     """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
     joint = isinstance(run.model.labels, JointLabels)
     return GPFit(
@@ -384,6 +383,7 @@ def gp_fit(run, sites=None, loo_proba=None):
         loo_proba=loo_proba,
         inducing_points=run.model.prior.Z,
         joint=joint,
+        spread=spread,
     )
 
 
@@ -393,7 +393,7 @@ def fit_inducing(plan, run, monitor):
     average, own = (follow_dense if plan.as_dense else _learned_and_converged)(plan, ep, trace)
     if own.state.sites is None:
         return gp_fit(own)
-    fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
+    fit = gp_fit(own, np.concatenate(own.state.sites, axis=2), spread=plan.data.spread)
     if average is None:
         if plan.tempered:
             messages = ep.messages(own.state.sites)
