@@ -159,6 +159,27 @@ def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged):
     assert loss[201] < loss[200] + 0.01 and loss[300] < loss[201]
 
 
+def test_points_of_several_classes_do_not_fit_noise(few_are_averaged, monkeypatch):
+    """Classes are quarters of a number, the rest of its row a noisy mixture of two bumps.
+
+    Kernel and points that are learned at once have a log loss of 1.23 there, the dense fit 1.11.
+    """
+    monkeypatch.setattr(LIMITS, "averaged", 300)
+    monkeypatch.setattr(LIMITS, "first_rows", 240)
+    rng = np.random.default_rng(0)
+    bumps = np.maximum(6.0 - np.abs(np.arange(1, 22) - np.array([[7], [15], [11]])), 0.0)
+    k, u = rng.integers(3, size=2000), rng.random(2000)[:, None]
+    X = u * bumps[k] + (1.0 - u) * bumps[(k + 1) % 3] + rng.standard_normal((2000, 21))
+    X = (X - X.mean(0)) / X.std(0)
+    y, X = np.digitize(X[:, 10], np.quantile(X[:, 10], [0.25, 0.5, 0.75])), np.delete(X, 10, 1)
+    loss = []
+    for n in (300, 301):
+        clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
+        assert clf.method_ == ("dense" if n == 300 else "sparse")
+        loss.append(-np.mean(np.log(clf.predict_proba(X[400:])[np.arange(1600), y[400:]])))
+    assert loss[1] < loss[0] + 0.07
+
+
 def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
     X, y = data
     first, order = default_fit(X, y).predict_proba(X), np.random.default_rng(0).permutation(len(y))

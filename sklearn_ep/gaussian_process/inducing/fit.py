@@ -413,7 +413,9 @@ def _learned_and_converged(plan, ep, trace):
     The `PassRun` is that of the heaviest node of an average.
     """
     hyper, average = plan.hyperparameters(), None
-    state, end = _learned(plan, plan.engine(ep.run, plan.passing), hyper, trace)
+    few = plan.data.weight <= LIMITS.points_before_kernel
+    learn = _points_before_kernel if few and plan.passing is not plan.labels else _learned
+    state, end = learn(plan, plan.engine(ep.run, plan.passing), hyper, trace)
     asked = end.reason == "asked"
     if plan.passing is not plan.labels:
         state = ep.zero(state.prior)
@@ -448,6 +450,17 @@ def _converged(plan, ep, state, end, trace):
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
     return PassRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
+
+
+def _points_before_kernel(plan, ep, hyper, trace):
+    """Return what `_learned` does, once the points have moved under the kernel that is known."""
+    points = replace(hyper, learn_kernel=False, decoupled=False, lengths_near=False)
+    state, end = _learned(plan, ep, points, trace)
+    if end.reason == "asked" or not hyper.learn_kernel:
+        return state, end
+    prior = state.prior
+    kernel = replace(hyper, kernel=prior.kernel, Z=prior.Z, learn_inputs=False)
+    return _learned(plan, ep, kernel, trace)
 
 
 def _learned(plan, ep, hyper, trace):
