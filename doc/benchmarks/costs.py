@@ -145,7 +145,8 @@ def courses(rows, against):
 # and share of labels by chance with the numbers of rows
 STEPS = {
     ("EPGaussianProcessClassifier", 2, 20, 0.05): (299, 300, 1000, 1001, 2000, 2001, 9999, 10_000),
-    ("EPGaussianProcessClassifier", 5, 10, 0.05): (99, 100, 149, 150, 299, 300),
+    ("EPGaussianProcessClassifier", 5, 10, 0.05): (149, 150, 299, 300, 1000, 1001, 2000, 2001),
+    ("EPGaussianProcessClassifier", 4, 30, 0.3): (1000, 1001, 2000),
     ("RelaxedEPClassifier", 2, 10, 0.2): (149, 150, 299, 300, 1000, 1001, 2000, 2001),
 }
 
