@@ -76,10 +76,10 @@ class ProcessLimits:
     # and .612 (one against the rest .530 and .671), 1257 of six others .75 (dense with one length
     # for all 1.11). Ten classes of 1257 digits take 16 CPU s for 9, their log loss is .113 for .101
     joint_points: int = 1600
-    # up to which the points of these move before the kernel is learned where they are. Both at once
-    # fit few rows too closely: 27 fits to 900 to 2000 rows of 13 sets have a log loss .010 lower
-    # one after the other (.085 lower where classes are quarters of a noisy number, .009 higher at
-    # most) in 1.05 of the time, four of 5000 rows .002 lower in 1.4 of it
+    # rows of such classes up to which points move before the kernel is learned where they are. Both
+    # at once fit few rows too closely: 27 fits to 900 to 2000 rows of 13 sets have a log loss .010
+    # lower one after the other (.085 lower where classes are quarters of a noisy number, .009
+    # higher at most) in 1.05 of the time, four of 5000 rows .002 lower in 1.4 of it
     points_before_kernel: int = 2000
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)

@@ -460,7 +460,8 @@ def _points_before_kernel(plan, ep, hyper, trace):
         return state, end
     prior = state.prior
     kernel = replace(hyper, kernel=prior.kernel, Z=prior.Z, learn_inputs=False)
-    return _learned(plan, ep, kernel, trace)
+    state, last = _learned(plan, ep, kernel, trace)
+    return state, last._replace(reason=worst_reason([end.reason, last.reason]))
 
 
 def _learned(plan, ep, hyper, trace):
