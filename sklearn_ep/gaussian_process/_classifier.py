@@ -353,7 +353,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     over about 800 distinct rows. The passes over shares of the rows are then fewer, by the share
     of the rows that they see. These passes are in single precision; sweeps at the learned kernel
     are in double. Of several classes the passes fit each against the rest, and the sweeps all
-    jointly.
+    jointly; up to 2000 rows passes move the points first, then others learn the kernel, and each
+    kind may take `max_iter`.
 
     Two classes with up to 500 rows, at most seven a point, follow the dense average where the
     optimizer is "auto". There the rows say more of the kernel than the points do. Its nodes keep
