@@ -715,10 +715,10 @@ that of the other 4900.
         figure_3,
         """
 **Reproduces:** with 200 points SEP has a smaller held-out log loss in the same CPU time, over ten
-splits. At the end (7 seconds) it is .011 below GFITC's and .031 below SVI's. With 50 points it is
-.020 and .074 below (1.2 seconds). SVI ends last at any size. **Does not** with four points, where
-GFITC is ahead, by .039 at fifty passes and by .010 at the end. With 50 points GFITC is ahead at .17
-seconds, by .038. With 200 points we cannot tell at .9 seconds.
+splits. At the end (7.5 seconds) it is .010 below GFITC's and .031 below SVI's. With 50 points it is
+.025 and .079 below (1.2 seconds). SVI ends last at any size. **Does not** with four points, where
+GFITC is ahead by .043 at fifty passes. At the end it is so by .010, and we cannot tell. With 50
+points GFITC is ahead at .17 seconds, by .039. With 200 points we cannot tell at .9 seconds.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
@@ -737,10 +737,10 @@ did other work as well; they show that two workers run, not how fast.
         figure_4,
         """
 **Reproduces:** minibatches are good before all rows at once are. An epoch of batches of 200 takes
-11 CPU seconds and has a log loss of .064 on the usual split. Four passes over all rows take 11 and
-have .077, twenty take 22 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its
+11 CPU seconds and has a log loss of .064 on the usual split. Four passes over all rows take 13 and
+have .077, twenty take 25 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its
 SVI .0655 and 2.2 %. **Does not:** that SVI is as good in the same time. Over ten splits its log
-loss is .033 higher after the time of an epoch of ours, with natural gradients and batches of 1000,
+loss is .037 higher after the time of an epoch of ours, with natural gradients and batches of 1000,
 which are its faster way here.
 
 **Protocol.** Odd against even digits, m = 200. The first split is the usual one, which the paper
