@@ -159,7 +159,7 @@ def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged):
     assert loss[201] < loss[200] + 0.01 and loss[300] < loss[201]
 
 
-def test_points_of_several_classes_do_not_fit_noise(few_are_averaged, monkeypatch):
+def test_points_of_several_classes_do_not_fit_noise(monkeypatch):
     """Classes are quarters of a number, the rest of its row a noisy mixture of two bumps.
 
     Kernel and points that are learned at once have a log loss of 1.23 there, the dense fit 1.11.
