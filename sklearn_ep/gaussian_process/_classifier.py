@@ -351,10 +351,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     all rows. This is 2.5 times as fast as with all rows throughout. With up to eight classes
     and ``kernel=None`` above 1000 rows learning starts from the heaviest node of the dense average
     over about 800 distinct rows. The passes over shares of the rows are then fewer, by the share
-    of the rows that they see. These passes are in single precision; sweeps at the learned kernel
-    are in double. Of several classes the passes fit each against the rest, and the sweeps all
-    jointly; up to 2000 rows passes move the points first, then others learn the kernel, and each
-    kind may take `max_iter`.
+    of the rows that they see. Above 2000 rows passes are in single precision; sweeps at the learned
+    kernel are in double. Of several classes the passes fit each against the rest, and the sweeps
+    all jointly.
+
+    Points that move along the evidence of EP fit noise. By default the passes of the step rules
+    therefore follow that of power EP with exponent .8, to first order in the variance that the
+    points leave open [5]_. The sweeps that follow are those of EP, and so is `log_evidence_`.
+    Minibatches, another `power`, all classes jointly and ``hyperparameters="mode"`` learn by their
+    own evidence.
 
     Two classes with up to 500 rows, at most seven a point, follow the dense average where the
     optimizer is "auto". There the rows say more of the kernel than the points do. Its nodes keep

@@ -56,9 +56,11 @@ class ProcessLimits:
     # without one is twelve nats lower (log loss .685 after .637); beyond, where an evaluation takes
     # many seconds, it ends there
     patient: int = 1000
-    # from which passes of learning are in single precision, and begin with some of the rows; of
-    # fewer their time hardly counts
-    single_passes: int = 10_000
+    # from which passes of learning are in single precision. Steps lead rounding on: weights and
+    # repeated rows end up to .03 apart, in double 1e-5. There 33 fits to 1100 and 2001 rows take
+    # 1.1 times as long, 12 to 5000 1.4 times
+    single_passes: int = 2001
+    # from which they begin with some of the rows; of fewer their time hardly counts
     some_passes: int = 10_000
     # rows that passes begin with at least: inducing points fit fewer too closely
     least_passes: int = 2000
@@ -76,11 +78,6 @@ class ProcessLimits:
     # and .612 (one against the rest .530 and .671), 1257 of six others .75 (dense with one length
     # for all 1.11). Ten classes of 1257 digits take 16 CPU s for 9, their log loss is .113 for .101
     joint_points: int = 1600
-    # rows of such classes up to which points move before the kernel is learned where they are. Both
-    # at once fit few rows too closely: 27 fits to 900 to 2000 rows of 13 sets have a log loss .010
-    # lower one after the other (.085 lower where classes are quarters of a noisy number, .009
-    # higher at most) in 1.05 of the time, four of 5000 rows .002 lower in 1.4 of it
-    points_before_kernel: int = 2000
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
     few_points: int = 16_000

@@ -120,10 +120,11 @@ def test_marginals_against_the_textbook(likelihood):
 # ---------------------------------------------------------------------------- passes
 
 
-def settled(prior, X, y, weight, n_problems=1, tol=1e-12):
+def settled(prior, X, y, weight, n_problems=1, tol=1e-12, share=1.0):
     """Return EP's state and model at a fixed point of all rows, with its log evidence."""
+    labels = BinaryProblems(Probit(), MomentMatching(), n_problems, share=share)
     with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [len(X)], None, BinaryProblems(Probit(), MomentMatching(), n_problems))
+        ep = InducingEP(run, [len(X)], None, labels)
         options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
         result, state, model = ep.solve(ep.zero(prior), **options)
     assert result.converged
@@ -169,6 +170,46 @@ def test_gradient_of_the_evidence(kernel, form):
             step[i, k] = h
             difference = (value(kernel, Z + step) - value(kernel, Z - step)) / (2 * h)
             np.testing.assert_allclose(towards[i, k], difference, atol=1e-6)
+
+
+def test_gradient_of_power_ep_at_its_own_site_precisions():
+    X, y, w = toy()
+    kernel, Z, share = ConstantKernel(3.0) * RBF([0.9, 1.7, 3.0]), X[:8] + 0.05, 0.6
+    prior = InducingPrior(kernel, Z, 1e-8)
+    state, model, _ = settled(prior, X, y, w, share=share)
+    kept = state.sites[0][0, 0]
+
+    def value(k, Z):
+        prior = InducingPrior(k, Z, 1e-8)
+        own, _, log_evidence = settled(prior, X, y, w, share=share)
+        moved = own.sites[0][0, 0] - kept
+        return log_evidence + 0.5 * (1.0 - share) * w @ (moved * prior.whiten(X)[1])
+
+    sums = one_pass(X, y, w, model, state.sites[0], gradient="fresh", inputs=True)
+    theta, towards = evidence_gradient(model, sums, True, True)
+    h = 1e-4
+    for j, unit in enumerate(np.eye(len(kernel.theta))):
+        up, down = (value(kernel.clone_with_theta(kernel.theta + s * unit), Z) for s in (h, -h))
+        np.testing.assert_allclose(theta[j], (up - down) / (2 * h), atol=1e-6)
+    step = np.zeros_like(Z)
+    step[2, 1] = h
+    difference = (value(kernel, Z + step) - value(kernel, Z - step)) / (2 * h)
+    np.testing.assert_allclose(towards[2, 1], difference, atol=1e-6)
+
+
+def test_power_ep_towards_zero_is_a_bound_that_more_points_raise():
+    X, y, w = toy()
+    kernel = ConstantKernel(3.0) * RBF([0.9, 1.7, 3.0])
+
+    def value(Z, share):
+        return settled(InducingPrior(kernel, Z, 1e-10), X, y, w, tol=1e-9, share=share)[2]
+
+    dense = value(X, 1.0)
+    assert value(X, 0.0) == pytest.approx(dense, abs=1e-4)
+    bounds = [value(X[:m], 0.0) for m in (5, 15, 30, 45)]
+    assert np.all(np.diff([*bounds, dense]) > 0)
+    each = [value(X[:15], share) for share in (0.0, 0.5, 0.8, 1.0)]
+    assert np.all(np.diff(each) > 0)
 
 
 def test_stale_sites_have_a_guard():

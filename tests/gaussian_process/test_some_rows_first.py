@@ -162,7 +162,7 @@ def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged):
 def test_points_of_several_classes_do_not_fit_noise(monkeypatch):
     """Classes are quarters of a number, the rest of its row a noisy mixture of two bumps.
 
-    Kernel and points that are learned at once have a log loss of 1.23 there, the dense fit 1.11.
+    Along the evidence of EP the log loss is 1.23 there, the dense fit has 1.11.
     """
     monkeypatch.setattr(LIMITS, "averaged", 300)
     monkeypatch.setattr(LIMITS, "first_rows", 240)
@@ -177,7 +177,7 @@ def test_points_of_several_classes_do_not_fit_noise(monkeypatch):
         clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
         assert clf.method_ == ("dense" if n == 300 else "sparse")
         loss.append(-np.mean(np.log(clf.predict_proba(X[400:])[np.arange(1600), y[400:]])))
-    assert loss[1] < loss[0] + 0.07
+    assert loss[1] < loss[0] + 0.02
 
 
 def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
@@ -190,8 +190,8 @@ def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
     weighed = default_fit(X, y, weight).predict_proba(X)
     repeated = default_fit(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
     for other, same in ((moved, first), (parts.predict_proba(X), first), (scaled, first)):
-        np.testing.assert_allclose(other, same, atol=1e-4)
-    np.testing.assert_allclose(repeated, weighed, atol=1e-4)
+        np.testing.assert_allclose(other, same, atol=1e-5)
+    np.testing.assert_allclose(repeated, weighed, atol=1e-5)
 
 
 def test_one_label_among_some_rows_leaves_the_kernel_to_the_passes(few_are_averaged):

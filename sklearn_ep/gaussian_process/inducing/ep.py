@@ -103,6 +103,11 @@ class BinaryProblems:
     `copies` is None with one site a row; otherwise every row carries the average of `copies` sites
     (Li et al. 2015), which needs no memory that grows with the rows. `positive` is the class index
     of label +1 where there is one problem only.
+
+    With a `share` u < 1 sites and evidence are those of power EP (Bui, Yan and Turner 2017), to
+    first order in the variance v that the points leave open: labels see u v of it, and half of
+    (1 - u) v times the site precision is taken off the log evidence. One is EP, zero the
+    variational bound, which points cannot overfit.
     """
 
     factor: Any
@@ -110,6 +115,7 @@ class BinaryProblems:
     n_posteriors: int = 1
     copies: float | None = None
     positive: int = 1
+    share: float = 1.0
     n_latents: ClassVar[int] = 1
     linear: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
@@ -152,17 +158,22 @@ class BinaryProblems:
         else:
             old = Sites(*rows.sites[k])
         rule = self.rule if rows.memory is None else self.rule.resumed(rows.memory)
-        update = rule(self.factor, self.signs(rows.y, k), old, mean, var, rows.extra_var)
+        update = rule(
+            self.factor, self.signs(rows.y, k), old, mean, var, self.share * rows.extra_var
+        )
         log_term, stale = update.log_term, old
         if averaged:
             stale = update.sites
             log_term = log_term + _log_mass_ratio(old, stale, mean, var, rule.exponent)
+        price = 0.5 * (1.0 - self.share) * stale.precision
+        log_term = log_term - price * rows.extra_var
         slopes = None
         if form is not None:
             fresh = form == "fresh"
             args = stale, mean, var, update, rows.weight, rule.exponent, fresh
             kappa, alpha, noise = _row_gradient(*args)
             smoothed *= kappa.astype(smoothed.dtype, copy=False)[:, None]
+            noise = self.share * noise - rows.weight * price
             slopes = RowSlopes(smoothed, alpha[None], posterior.mean[None], noise)
         pairs = np.stack(old)[None], np.stack(update.sites)[None]
         memory = None if rows.memory is None else rule.memory

@@ -136,8 +136,12 @@ class InducingPlan:
     def __post_init__(self):
         self.as_dense = self.known is not None and self.known.fit is not None
         self.begun = self.known is not None and not self.as_dense
-        many = self.begun or self.data.weight >= LIMITS.single_passes
-        self.kind = np.float32 if many else np.float64
+        self.kind = np.float32 if self.data.weight >= LIMITS.single_passes else np.float64
+
+    @property
+    def learns_apart(self):
+        """Whether passes of each class against the rest learn for all classes jointly."""
+        return isinstance(self.labels, JointLabels) and self.passing is not self.labels
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -257,6 +261,18 @@ def labels_of(estimator, joint, copies=None):
     return BinaryProblems(factor, rule, estimator._n_problems, copies if averaged else None)
 
 
+def _labels_of_passes(estimator, labels, moves):
+    """Return what rows say to passes that learn, which may move inducing points.
+
+    Along the evidence of EP these fit noise. It is what the mode and any other power ask for.
+    """
+    asked = estimator.hyperparameters == "mode" or estimator.power != 1
+    batches = estimator.batch_size is not None or labels.copies is not None
+    if asked or batches or not moves or isinstance(labels, JointLabels):
+        return labels
+    return replace(labels, share=LEARNING.share)
+
+
 def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
 
@@ -272,15 +288,17 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         kernel = with_own_lengths(kernel, len(data.var))
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
     many = data.weight > LIMITS.prior_of_lengths and not own_lengths
+    moves = _moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense)
+    # apart classes cost a fraction of joint ones, and find about the same kernel and points
+    passing = labels_of(estimator, False) if joint and begins else labels
     plan = InducingPlan(
         data=data,
         kernel=kernel,
         inducing_points=Z,
         labels=labels,
-        # apart classes cost a fraction of joint ones, and find about the same kernel and points
-        passing=labels_of(estimator, False) if joint and begins else labels,
+        passing=_labels_of_passes(estimator, passing, moves and optimizer in STEP_RULES),
         optimizer=optimizer,
-        learn_inducing=_moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense),
+        learn_inducing=moves,
         restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
         sites=None,
         batch_size=estimator.batch_size,
@@ -413,11 +431,9 @@ def _learned_and_converged(plan, ep, trace):
     The `PassRun` is that of the heaviest node of an average.
     """
     hyper, average = plan.hyperparameters(), None
-    few = plan.data.weight <= LIMITS.points_before_kernel
-    learn = _points_before_kernel if few and plan.passing is not plan.labels else _learned
-    state, end = learn(plan, plan.engine(ep.run, plan.passing), hyper, trace)
+    state, end = _learned(plan, plan.engine(ep.run, plan.passing), hyper, trace)
     asked = end.reason == "asked"
-    if plan.passing is not plan.labels:
+    if plan.learns_apart:
         state = ep.zero(state.prior)
     elif end.n_steps and state.sites is not None:
         # between minibatches the posterior runs ahead of the sites, and tells what they would be
@@ -437,7 +453,7 @@ def _converged(plan, ep, state, end, trace):
 
     Learning that was asked to stop leaves the sites as they are.
     """
-    if end.reason == "asked" and plan.passing is plan.labels:
+    if end.reason == "asked" and not plan.learns_apart:
         # figures are those of one more pass
         model = ep.model(state)
         final = model.figures(ep.one_pass(model, state.sites)[0])
@@ -452,23 +468,11 @@ def _converged(plan, ep, state, end, trace):
     return PassRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
 
 
-def _points_before_kernel(plan, ep, hyper, trace):
-    """Return what `_learned` does, once the points have moved under the kernel that is known."""
-    points = replace(hyper, learn_kernel=False, decoupled=False, lengths_near=False)
-    state, end = _learned(plan, ep, points, trace)
-    if end.reason == "asked" or not hyper.learn_kernel:
-        return state, end
-    prior = state.prior
-    kernel = replace(hyper, kernel=prior.kernel, Z=prior.Z, learn_inputs=False)
-    state, last = _learned(plan, ep, kernel, trace)
-    return state, last._replace(reason=worst_reason([end.reason, last.reason]))
-
-
 def _learned(plan, ep, hyper, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
     prior, vector = hyper.prior(hyper.start), hyper.start
     state = ep.zero(prior)
-    if plan.sites is not None and plan.passing is plan.labels:
+    if plan.sites is not None and not plan.learns_apart:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
     if plan.batch_size is not None:
@@ -514,7 +518,7 @@ def average_over_kernel(plan, ep, state, monitor):
     theta = state.prior.kernel.theta
     _, _, apart = learned_coordinates(state.prior.kernel)
     space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
-    evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40), space).evaluate
+    evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=5e-3, max_iter=40), space).evaluate
     with monitor.phase("integration over hyperparameters") as told:
         search: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
         found = search_mode(evaluate, space.phi(theta), space.bounds, TO_THE_MODE, **search)
