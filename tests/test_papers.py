@@ -153,6 +153,26 @@ def test_repeats_are_kept_by_seed_as_long_as_their_code_is_the_same(driver, tmp_
     assert repeats(source.replace("DONE.append", "DONE.extend([]) or DONE.append"), 1)[0] == [0]
 
 
+def test_split_normal_draws_have_their_own_density(driver):
+    from paper_items.hierarchical import SplitNormal
+
+    sides = np.array([[2.0, 0.5, 1.0], [0.5, 3.0, 1.5]])  # scales below and above the mode
+    mode, cov = np.array([1.0, -2.0, 0.5]), [[2.0, 0.6, 0.0], [0.6, 1.0, 0.2], [0.0, 0.2, 1.0]]
+    turn = np.linalg.cholesky(cov)
+
+    def log_density(x):
+        z = np.linalg.solve(turn, (np.atleast_2d(x) - mode).T).T
+        return -0.5 * np.sum((z / np.where(z > 0, sides[1], sides[0])) ** 2, axis=1)
+
+    proposal = SplitNormal(log_density, mode, cov)
+    np.testing.assert_allclose(proposal.scales, sides, rtol=1e-12)
+    x, log_q = proposal.draws(20_000, np.random.default_rng(0))
+    np.testing.assert_allclose(log_q, log_density(x), atol=1e-9)
+    z = np.linalg.solve(turn, (x - mode).T).T
+    exact = np.sqrt(2.0 / np.pi) * (sides[1] - sides[0])
+    np.testing.assert_allclose(z.mean(axis=0), exact, atol=0.06)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_made_of_items_with_and_without_results(driver, name):
     results = driver.stored(driver.RESULTS, name)
