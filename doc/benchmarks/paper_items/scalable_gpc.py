@@ -665,7 +665,7 @@ under that kernel, as this table once had it, left it at .337, .330 and .320, an
 The paper's recipe, the sign rule and the evidence alone, stands beside it at 15 %. It overfits
 here: heart has .492, sonar .407 and ionosphere .303. GFITC and SVI are run with L-BFGS on the first
 six splits at 15 %. Rows "less" a peer are paired over these. By the mean over the seven sets ours
-are .037 below GFITC and .005 below SVI, in .24 and .10 of their CPU time. By the paper's recipe
+are .037 below GFITC and .005 below SVI, in .22 and .10 of their CPU time. By the paper's recipe
 ours are .005 below GFITC and .027 above SVI.
 
 **Protocol.** The splits and first points of the paper are random and not at hand. Ours are nine
@@ -686,7 +686,7 @@ rescale the kernel.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .9 CPU seconds, inner ones in 1.3. Here a fixed point is
+points are within a nat of the end in .8 CPU seconds, inner ones in 1.3. Here a fixed point is
 found from the last one by Anderson acceleration in a few sweeps. In the first steps, where the
 sites are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and
 the sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
@@ -715,10 +715,10 @@ that of the other 4900.
         figure_3,
         """
 **Reproduces:** with 200 points SEP has a smaller held-out log loss in the same CPU time, over ten
-splits. At the end (7.5 seconds) it is .010 below GFITC's and .031 below SVI's. With 50 points it is
-.025 and .079 below (1.2 seconds). SVI ends last at any size. **Does not** with four points, where
-GFITC is ahead by .043 at fifty passes. At the end it is so by .010, and we cannot tell. With 50
-points GFITC is ahead at .17 seconds, by .039. With 200 points we cannot tell at .9 seconds.
+splits. At the end (5.7 seconds) it is .016 below GFITC's and .043 below SVI's. With 50 points it is
+.023 and .080 below (1.1 seconds). SVI ends last at any size. **Does not** with four points, where
+GFITC is ahead by .035 at fifty passes. At the end it is so by .012, and we cannot tell. With 50
+points GFITC is ahead at .15 seconds, by .031, and we cannot tell at .08.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
@@ -737,10 +737,10 @@ did other work as well; they show that two workers run, not how fast.
         figure_4,
         """
 **Reproduces:** minibatches are good before all rows at once are. An epoch of batches of 200 takes
-11 CPU seconds and has a log loss of .064 on the usual split. Four passes over all rows take 13 and
-have .077, twenty take 25 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its
+12 CPU seconds and has a log loss of .064 on the usual split. Four passes over all rows take 12 and
+have .077, twenty take 23 and have .063. The paper's SEP has .0694 and an error of 2.7 % there, its
 SVI .0655 and 2.2 %. **Does not:** that SVI is as good in the same time. Over ten splits its log
-loss is .037 higher after the time of an epoch of ours, with natural gradients and batches of 1000,
+loss is .034 higher after the time of an epoch of ours, with natural gradients and batches of 1000,
 which are its faster way here.
 
 **Protocol.** Odd against even digits, m = 200. The first split is the usual one, which the paper
@@ -760,8 +760,8 @@ work as well.
         "minibatches on flights of 2013",
         figure_4_flights,
         """
-**Reproduces,** on two splits: an epoch of minibatches, 9 CPU seconds, outperforms the linear
-model, by .054 nats. After the same time SVI is .011 above it, which two splits are too few to show.
+**Reproduces,** on two splits: an epoch of minibatches, 10 CPU seconds, outperforms the linear
+model, by .054 nats. After the same time SVI is .010 above it, which two splits are too few to show.
 How fast the machine is decides how far SVI comes: it was .009 to .012 above on others.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of
@@ -778,7 +778,7 @@ hyperparameters. The paper prints no numbers for flights.
         figure_4_many_flights,
         """
 As many generated rows as the paper's training set has, eight attributes like its own, with known
-chances of delay. With m = 200, as in the paper, one epoch takes 2.2 minutes of CPU and loses .0001
+chances of delay. With m = 200, as in the paper, one epoch takes 2.4 minutes of CPU and loses .0001
 nats for each row against the true chances; the linear model loses .072. One draw, one averaged
 site, up to three full passes at fixed hyperparameters.
 """,
