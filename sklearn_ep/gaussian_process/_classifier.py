@@ -358,8 +358,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     Points that move along the evidence of EP fit noise. By default the passes of the step rules
     therefore follow that of power EP with exponent .8, to first order in the variance that the
     points leave open [5]_. The sweeps that follow are those of EP, and so is `log_evidence_`.
-    Minibatches, another `power`, all classes jointly and ``hyperparameters="mode"`` learn by their
-    own evidence.
+    Minibatches, an averaged site, another `power`, all classes jointly and
+    ``hyperparameters="mode"`` learn by their own evidence.
 
     Two classes with up to 500 rows, at most seven a point, follow the dense average where the
     optimizer is "auto". There the rows say more of the kernel than the points do. Its nodes keep

@@ -57,8 +57,9 @@ class ProcessLimits:
     # many seconds, it ends there
     patient: int = 1000
     # from which passes of learning are in single precision. Steps lead rounding on: weights and
-    # repeated rows end up to .03 apart, in double 1e-5. There 33 fits to 1100 and 2001 rows take
-    # 1.1 times as long, 12 to 5000 1.4 times
+    # repeated rows of few rows (330) end up to .03 apart, in double 2e-5; some 2260 copies of 1500
+    # rows are 7e-5 apart in single. In double 33 fits to 1100 and 2001 rows take 1.1 times as long,
+    # 12 to 5000 1.4 times
     single_passes: int = 2001
     # from which they begin with some of the rows; of fewer their time hardly counts
     some_passes: int = 10_000
