@@ -114,11 +114,6 @@ def column_spread(X, weight):
     return np.sqrt(var)
 
 
-def root_variance(X, weight):
-    """Return the root of the total variance of the columns, 1 where that is 0."""
-    return float(np.linalg.norm(column_spread(X, weight))) or 1.0
-
-
 def third_of_rows(X, y, weight, least, most=np.inf):
     """Return a third of the rows, by their numbers; None unless they have all labels.
 
@@ -190,7 +185,12 @@ def factor_of(estimator):
 def begins_with_some_rows(estimator, n_rows):
     """Return whether `fit` learns the default kernel of so many rows with some of them first."""
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
-    return by_passes and takes_some_rows(estimator, n_rows, ends_jointly(estimator))
+    # several classes that are few enough for joint sites after passes of each
+    n_classes, m = len(estimator.classes_), inducing_count(estimator, 1)
+    joint = n_classes > 2 and estimator.multi_class != "one_vs_rest"
+    plain = isinstance(estimator.likelihood, str) and estimator.power == 1
+    several = joint and plain and n_classes * m <= LIMITS.joint_points
+    return by_passes and takes_some_rows(estimator, n_rows, several)
 
 
 def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
@@ -219,14 +219,6 @@ def allows_joint(estimator, through_points, settings):
     for setting in (name for name, excluding in excludes.items() if excluding):
         refuse_joint(estimator, setting)
     return not any(excludes.values())
-
-
-def ends_jointly(estimator):
-    """Return whether several classes are few enough for joint sites after passes of each."""
-    n_classes, m = len(estimator.classes_), inducing_count(estimator, 1)
-    joint = n_classes > 2 and estimator.multi_class != "one_vs_rest"
-    plain = isinstance(estimator.likelihood, str) and estimator.power == 1
-    return joint and plain and n_classes * m <= LIMITS.joint_points
 
 
 def takes_some_rows(estimator, n_rows, several=False):
@@ -306,7 +298,9 @@ def whole_theta(kernel, theta):
 
 def spread_of(estimator, training):
     """Return the root of the total variance of the rows, 1 for rows that have none."""
-    return 1.0 if estimator._takes_objects else root_variance(training.X, training.weight)
+    if estimator._takes_objects:
+        return 1.0
+    return float(np.linalg.norm(column_spread(training.X, training.weight))) or 1.0
 
 
 def sweeps_of(estimator):
@@ -447,22 +441,18 @@ def attributes_of_averages(fit, learned, learned_rate):
     rate of wrong labels of its setting if `learned_rate`.
     """
     own = [run.attributes for run in fit.runs]
-    used = "integrate" if "average" in own[0] else "mode"
-    each = map(_nodes_of, own) if used == "integrate" else _modes(fit, own, learned, learned_rate)
+    used, each = "mode", _modes(fit, own, learned, learned_rate)
+    if "average" in own[0]:
+        used, told = "integrate", ("names", "theta", "anisotropy")
+        each = ((a["average"].phi, a["average"].weight, *(a[n] for n in told)) for a in own)
     nodes, weights, names, *rest = map(list, zip(*each, strict=True))
     thetas, spreads = (values[0] if len(nodes) == 1 else values for values in rest)
-    told = hyper_attributes(nodes, weights, names[0], used)
-    return told | dict(hyper_theta_=thetas, hyper_anisotropy_=spreads)
-
-
-def _nodes_of(own):
-    """Return nodes, weight, names, thetas and spreads of an average."""
-    average = own["average"]
-    return average.phi, average.weight, own["names"], own["theta"], own["anisotropy"]
+    attributes = hyper_attributes(nodes, weights, names[0], used)
+    return attributes | dict(hyper_theta_=thetas, hyper_anisotropy_=spreads)
 
 
 def _modes(fit, own, learned, learned_rate):
-    """Yield the same of the mode of each kernel of a `GPFit`."""
+    """Yield nodes, weight, names, thetas and spreads of the mode of each kernel of a `GPFit`."""
     for k, kernel in enumerate(getattr(fit.kernel, "kernels", [fit.kernel])):
         names, phi, spread = learned_coordinates(kernel) if learned else ((), np.empty(0), 0.0)
         if learned_rate:
@@ -687,9 +677,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
             coded = X
-            if (
-                self.kernel is None and hasattr(X, "dtypes") and category_columns(X)
-            ):  # they become indicators
+            # categories become indicators
+            if self.kernel is None and hasattr(X, "dtypes") and category_columns(X):
                 self._coder = CategoryCoder().fit(X)
                 coded = self._coder.transform(X)
             training = validate_training(self, coded, y, sample_weight, dtype)

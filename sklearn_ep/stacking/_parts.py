@@ -181,7 +181,7 @@ def fit_part(name, part, X, y, sample_weight, cv):
 
     One row is left out at a time, or a fold of `cv`; rows of weight zero are nan.
     """
-    weights = _weight_arguments(name, part, sample_weight)
+    weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
     fitted = clone(part).fit(X, y, **weights)
     if cv is None:
         return fitted, leave_one_out(f"the part {name!r}", fitted, y)
@@ -199,11 +199,8 @@ def proba_intervals(names, parts, weights, X, level):
     states = np.array([own is not None for own in found])
     if not np.any(states):
         raise ValueError(f"none of the parts {list(names)} has a predict_proba_interval.")
-    return found if np.all(states) else _as_sure(found, states, parts, weights, X)
-
-
-def _as_sure(found, states, parts, weights, X):
-    """Return intervals with those that are None as wide, in log odds, as the others."""
+    if np.all(states):
+        return found
     proba = [part.predict_proba(X) for part in parts]
     odds = [_log_odds(p[:, 1] if p.shape[1] == 2 else p)[..., None] for p in proba]
     apart = [weights[k] * (_log_odds(found[k]) - odds[k]) for k in np.flatnonzero(states)]
@@ -227,8 +224,6 @@ def _stated_interval(part, X, level):
 
 def _weight_arguments(name, part, sample_weight):
     """Return the keywords by which `part.fit` takes sample_weight."""
-    if sample_weight is None:
-        return {}
     if not has_fit_parameter(last_step(part), "sample_weight"):
         raise ValueError(f"the part {name!r} takes no sample_weight: leave out one of the two.")
     if not isinstance(part, Pipeline) or get_config()["enable_metadata_routing"]:

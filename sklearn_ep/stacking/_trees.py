@@ -3,9 +3,12 @@
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import log_softmax
 from sklearn import config_context
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import validate_data
 
+from .._engine.gaussian import row_blocks
 from .._engine.left_out import ClassRows, LogPrior, calibrated
 from .._estimator.checks import checked_weights
 
@@ -76,21 +79,42 @@ class DistinctRows(NamedTuple):
         return cls(rows, own, times, number, mass / mass.sum()), place
 
 
-def fit_trees(model, X, y, sample_weight, grow):
-    """Fit an ensemble of trees to rows X (n, d) with labels (n,).
+class TreeEnsemble(ClassifierMixin, BaseEstimator):
+    """Ensemble of trees with `loo_proba_`, the probability of each label without its row.
 
-    `grow` takes `DistinctRows` and returns left-out log probabilities (m, K); their slope, and the
-    left-out probability (n,) of each label become attributes.
+    `_grow` takes `DistinctRows` and returns left-out log probabilities (m, K); `_votes` gives log
+    probabilities (n, K) of rows, that their slope multiplies, of which blocks of `_block` go
+    through all trees at a time.
     """
-    X, y = validate_data(model, X, y, dtype=np.float64)
-    weight = checked_weights(sample_weight, y)
-    model.classes_, label = np.unique(y, return_inverse=True)
-    seen = weight > 0
-    data, place = DistinctRows.of(X[seen], label[seen], weight[seen], len(model.classes_))
-    # a quarter of the time of a small tree goes into checks
-    with config_context(skip_parameter_validation=True, assume_finite=True):
-        log_p = grow(data)
-    found = calibrated((LogPrior(1.0),), ClassRows(log_p, data.own, data.times))
-    model.slope_, model.loo_proba_ = float(found.scale[0]), np.full(len(y), np.nan)
-    model.loo_proba_[seen] = np.exp(found.log_proba)[place]
-    return model
+
+    def __init__(self, random_state=None):
+        self.random_state = random_state
+
+    def fit(self, X, y, sample_weight=None):
+        """Grow trees for rows X (n, d) with labels (n,), and learn the slope."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        weight = checked_weights(sample_weight, y)
+        self.classes_, label = np.unique(y, return_inverse=True)
+        seen = weight > 0
+        data, place = DistinctRows.of(X[seen], label[seen], weight[seen], len(self.classes_))
+        # a quarter of the time of a small tree goes into checks
+        with config_context(skip_parameter_validation=True, assume_finite=True):
+            log_p = self._grow(data)
+        found = calibrated((LogPrior(1.0),), ClassRows(log_p, data.own, data.times))
+        self.slope_, self.loo_proba_ = float(found.scale[0]), np.full(len(y), np.nan)
+        self.loo_proba_[seen] = np.exp(found.log_proba)[place]
+        return self
+
+    def predict_log_proba(self, X):
+        """Return log probabilities (n, K) of classes."""
+        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        votes = [self._votes(rows[block]) for block in row_blocks(len(rows), most=self._block)]
+        return log_softmax(self.slope_ * np.concatenate(votes), axis=1)
+
+    def predict_proba(self, X):
+        """Return probabilities (n, K) of classes."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X):
+        """Return labels (n,)."""
+        return self.classes_[self.predict_log_proba(X).argmax(axis=1)]

@@ -20,7 +20,6 @@ from ..._engine.class_sites import (
     class_pull,
     class_update,
 )
-from ..._engine.contracts import require
 from ..._engine.gaussian import (
     add_to_diagonal,
     checked_cholesky,
@@ -64,20 +63,17 @@ class ClassPosterior(InducingPosterior):
     def _single(self):
         return self._beside.astype(np.float32)
 
-    def smoothed(self, W):
-        """Return S_ck w (b, K, K, m) of rows, the places in that order: w' S_kc."""
-        beside = self._single if W.dtype == np.float32 else self._beside
-        return (W @ beside).reshape(len(W), len(self.coef), *self.coef.shape)
-
     def marginals(self, W, smooth=False):
-        """Return means (b, K), covariances (b, K, K) and, if asked for, `smoothed`.
+        """Return means (b, K), covariances (b, K, K) and, if asked for, S_ck w (b, K, K, m).
 
-        Of rows in single precision no variance is below what rounding leaves of it.
+        The places are in that order: w' S_kc. Of rows in single precision no variance is below what
+        rounding leaves of it.
         """
         mean = (W @ self.coef.T.astype(W.dtype, copy=False)).astype(float)
         if not smooth:
             return mean, class_covariances(self.spread, W), None
-        smoothed, K = self.smoothed(W), len(self.coef)
+        K, beside = len(self.coef), self._single if W.dtype == np.float32 else self._beside
+        smoothed = (W @ beside).reshape(len(W), K, K, -1)
         cov = (smoothed.reshape(len(W), K * K, -1) @ W[:, :, None]).reshape(-1, K, K).astype(float)
         cov = 0.5 * (cov + cov.transpose(0, 2, 1))
         least = np.finfo(W.dtype).eps * np.einsum("ij,ij->i", W, W)
@@ -101,10 +97,6 @@ class JointLabels:
     copies: ClassVar[float | None] = None
     linear: ClassVar[bool] = False
     accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
-
-    def __post_init__(self):
-        needs = ["tilted", "log_proba", "fixed_winner", "log_concave"]
-        require("factor", self.factor, needs, "expectation propagation for classes")
 
     @property
     def n_latents(self):

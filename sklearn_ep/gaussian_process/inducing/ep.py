@@ -21,7 +21,7 @@ import numpy as np
 from scipy.linalg import blas, solve_triangular
 from scipy.special import log_softmax
 
-from ..._engine.contracts import require, require_parts
+from ..._engine.contracts import require_parts
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
@@ -46,11 +46,6 @@ def signed_gram(W, v):
         half = rows_times(W, np.sqrt(v))
         return half.T @ half
     return W.T @ rows_times(W, v)
-
-
-# What passes ask of labels.
-LABEL_NEEDS = ["n_posteriors", "n_latents", "own_sites", "linear", "copies", "posterior"]
-LABEL_NEEDS += ["visit", "add_sums", "completed", "log_left_out", "rows_at_once"]
 
 
 class RowBlock(NamedTuple):
@@ -165,15 +160,15 @@ class BinaryProblems:
         if averaged:
             stale = update.sites
             log_term = log_term + _log_mass_ratio(old, stale, mean, var, rule.exponent)
-        price = 0.5 * (1.0 - self.share) * stale.precision
-        log_term = log_term - price * rows.extra_var
+        trace_term = 0.5 * (1.0 - self.share) * stale.precision
+        log_term = log_term - trace_term * rows.extra_var
         slopes = None
         if form is not None:
             fresh = form == "fresh"
             args = stale, mean, var, update, rows.weight, rule.exponent, fresh
             kappa, alpha, noise = _row_gradient(*args)
             smoothed *= kappa.astype(smoothed.dtype, copy=False)[:, None]
-            noise = self.share * noise - rows.weight * price
+            noise = self.share * noise - rows.weight * trace_term
             slopes = RowSlopes(smoothed, alpha[None], posterior.mean[None], noise)
         pairs = np.stack(old)[None], np.stack(update.sites)[None]
         memory = None if rows.memory is None else rule.memory
@@ -428,18 +423,12 @@ class _PassSums:
 
     def told(self, slopes):
         """Return the `RowSums`, with those of a gradient or None."""
-        return RowSums(
-            sites=self.moved,
-            var=self.variances,
-            gram=self.labels.completed(self.gram) if self.how.sums else 0.0,
-            shift=self.shift,
-            log_term=self.log_term,
-            residual=self.residual,
-            theta=None if slopes is None else slopes.theta,
-            inputs=None if slopes is None else slopes.towards,
-            inner=None if slopes is None else slopes.inner,
-            memory=self.memory,
-        )
+        gram = self.labels.completed(self.gram) if self.how.sums else 0.0
+        told = RowSums(self.moved, self.variances, gram, self.shift, self.log_term, self.residual)
+        told = told._replace(memory=self.memory)
+        if slopes is None:
+            return told
+        return told._replace(theta=slopes.theta, inputs=slopes.towards, inner=slopes.inner)
 
 
 def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
@@ -530,22 +519,6 @@ class PassState:
     sites: Any
 
 
-def _fill_metric(views, each, roots):
-    """Write what makes changes of sites (C, 2, n) dimensionless into views of that shape."""
-    for view, result, root in zip(views, each, roots, strict=True):
-        np.multiply(result.var, root, out=view[:, 0])
-        np.sqrt(result.var, out=view[:, 1])
-        view[:, 1] *= root
-
-
-class Solution(NamedTuple):
-    """Result of the loop, the state and the model at its end."""
-
-    result: Any
-    state: PassState
-    model: PassModel
-
-
 class InducingEP:
     """Passes and fixed points of EP through inducing points for one data set.
 
@@ -557,7 +530,6 @@ class InducingEP:
     """
 
     def __init__(self, run, sizes, classes, labels, base=None, memory=None):
-        require("labels", labels, LABEL_NEEDS, "expectation propagation through inducing points")
         self.run, self.sizes, self.classes, self.labels = run, list(sizes), classes, labels
         self.base = (0.0, 0.0) if base is None else base
         self.memory, self.ends = memory, np.zeros(1, dtype=int)
@@ -637,8 +609,9 @@ class InducingEP:
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
-        See `loop.iterate` for the parameters. Acceleration mixes whole steps where sums are made
-        afresh, as that of dense sites of several classes does.
+        Returns the `Result` of the loop, and state and model at its end. See `loop.iterate` for
+        the parameters. Acceleration mixes whole steps where sums are made afresh, as that of dense
+        sites of several classes does.
         """
         sweeps, linear = _FixedPoint(self, state.prior), self.labels.linear
         cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
@@ -654,7 +627,7 @@ class InducingEP:
             monitor=monitor,
             undamped_start=accelerate and cold,
         )
-        return Solution(result, self.state_of(result), result.evaluation.payload)
+        return result, self.state_of(result), result.evaluation.payload
 
 
 class _FixedPoint:
@@ -696,7 +669,10 @@ class _FixedPoint:
         metric: Any = 1.0
         if state.sites is not None:
             metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites
-            _fill_metric(self.sites(metric), each, roots)
+            for view, result, root in zip(self.sites(metric), each, roots, strict=True):
+                np.multiply(result.var, root, out=view[:, 0])
+                np.sqrt(result.var, out=view[:, 1])
+                view[:, 1] *= root
         del each, state  # arrays as long as the rows are what limits the memory of a fit
         target = self.packed(PassState(self.prior, sums.gram, sums.shift, sites))
         return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)

@@ -541,7 +541,7 @@ class InducingProblem:
 
         def solve(state, damping):
             steps = self.sweeps | dict(damping=damping)
-            return self.ep.solve(self.ep.moved(state, prior), **steps).result
+            return self.ep.solve(self.ep.moved(state, prior), **steps)[0]
 
         start, damping = self.state if near is None else near.state, self.sweeps["damping"]
         result = settled(solve, start, self.ep.zero(prior), damping)

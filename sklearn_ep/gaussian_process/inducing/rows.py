@@ -107,9 +107,8 @@ class PartitionedRows:
 
     def rows_up_to(self, run, seed, largest):
         """Return X, class indices and weights of the rows with keys up to `largest`."""
-        checks = self.classes is not None
         X, y, weight = rows_up_to(run, self.units, seed, largest)
-        return X, np.searchsorted(self.classes, y) if checks else y, weight
+        return X, y if self.classes is None else np.searchsorted(self.classes, y), weight
 
 
 def array_parts(training, n_partitions):
@@ -371,9 +370,9 @@ def _warn_fewer_inducing(estimator, Z):
     asked, given = estimator.n_inducing, estimator.inducing_points is not None
     if asked is None or (len(Z) == asked if given else len(Z) >= asked):
         return
-    why = (
-        "inducing_points are given" if given else f"there are {len(Z)} distinct rows to choose from"
-    )
+    why, number = f"there are {len(Z)} distinct rows to choose from", "fewer"
+    if given:
+        why, number = "inducing_points are given", "their number"
     message = f"n_inducing={asked} does nothing, because {why}: all {len(Z)} of them are used; "
-    message += f"leave n_inducing out, or set it to {'their number' if given else 'fewer'}."
+    message += f"leave n_inducing out, or set it to {number}."
     warnings.warn(message, UserWarning, stacklevel=3)

@@ -153,8 +153,14 @@ def fit_stream(estimator, plan, X, y, forgetting):
     known = _kernel_of(estimator, so_far)
     if stream is None or known is not None:
         stream, last, rows = new_stream(estimator, so_far, plan.labels, known), None, so_far
-    young = known is None and _waits(estimator, so_far)
-    stream = replace(forgotten(stream, forgetting), first=so_far if young else None)
+    # too few rows so far, which with more will be enough
+    waits = so_far is not None and len(so_far.arrays[1]) <= LIMITS.averaged
+    young = known is None and waits and takes_some_rows(estimator, np.inf)
+    # sites of older rows are taken to a power, and the prior of the process stays: what is
+    # forgotten goes back to it. A share of one changes no bit
+    names = "gram", "shift", "log_terms", "weight"
+    older = {name: forgetting * getattr(stream, name) for name in names}
+    stream = replace(stream, first=so_far if young else None, **older)
     run, sites, loo_proba = absorb(stream, rows, plan)
     if estimator.site_memory == "average":
         return gp_fit(run)
@@ -170,7 +176,13 @@ def _stream_before(estimator, before):
     """Return the stream that new rows continue, None where there is none yet."""
     if not isinstance(before, PassRun):
         return None
-    return before.stream or stream_of_fit(estimator._plan, before)
+    if before.stream is not None:
+        return before.stream
+    state: Any = before.state
+    # that of an average is an integral, what the passes told last is of this state
+    log_terms = before.history["log_evidence"][-1] - before.model.log_evidence
+    sums = state.prior, state.gram, state.shift
+    return StreamPosterior(*sums, log_terms, estimator._plan.data.weight, estimator._plan.seed)
 
 
 def _rows_so_far(estimator, before, rows, forgetting):
@@ -187,12 +199,6 @@ def _rows_so_far(estimator, before, rows, forgetting):
     return Part(*map(np.concatenate, zip((X, y, forgetting * weight), new, strict=True)))
 
 
-def _waits(estimator, rows):
-    """Return whether rows so far, None for unknown, are too few and with more will be enough."""
-    few = rows is not None and len(rows.arrays[1]) <= LIMITS.averaged
-    return few and takes_some_rows(estimator, np.inf)
-
-
 def _kernel_of(estimator, rows):
     """Return the kernel that `fit` begins with for so many rows, None for few or unknown ones."""
     if rows is None or not takes_some_rows(estimator, len(rows.arrays[1])):
@@ -200,27 +206,6 @@ def _kernel_of(estimator, rows):
     with PartMap([CheckedRows(*rows.arrays)]) as run:
         known = kernels_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)
     return known and known.kernel
-
-
-def stream_of_fit(plan, run):
-    """Return the stream that continues a fit through inducing points."""
-    state = run.state
-    # that of an average is an integral, what the passes told last is of this state
-    log_evidence = run.history["log_evidence"][-1]
-    log_terms = log_evidence - run.model.log_evidence
-    return StreamPosterior(
-        state.prior, state.gram, state.shift, log_terms, plan.data.weight, plan.seed
-    )
-
-
-def forgotten(stream, share):
-    """Return the stream with its rows counted as a share of themselves.
-
-    Their sites are taken to that power, and the prior of the process stays: what is forgotten goes
-    back to it. A share of one changes no bit.
-    """
-    names = "gram", "shift", "log_terms", "weight"
-    return replace(stream, **{name: share * getattr(stream, name) for name in names})
 
 
 def absorb(stream, rows, plan):
@@ -261,19 +246,13 @@ def _absorb_batch(stream, part, plan):
             prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
-        solution = ep.solve(state, **plan.sweeps)
-        state, model, result = solution.state, solution.model, solution.result
+        result, state, model = ep.solve(state, **plan.sweeps)
         log_p = ep.leave_one_out(model, state.sites)
     value = result.evaluation.record["log_evidence"]
-    stream = replace(
-        stream,
-        prior=state.prior,
-        gram=state.gram.copy(),
-        shift=state.shift.copy(),
-        log_terms=stream.log_terms + value - model.log_evidence,
-        weight=stream.weight + float(weight.sum()),
-        rule=rule,
-    )
+    sums = dict(prior=state.prior, gram=state.gram.copy(), shift=state.shift.copy())
+    log_terms = stream.log_terms + value - model.log_evidence
+    seen = stream.weight + float(weight.sum())
+    stream = replace(stream, log_terms=log_terms, weight=seen, rule=rule, **sums)
     return stream, model, result, state.sites[0], log_p
 
 

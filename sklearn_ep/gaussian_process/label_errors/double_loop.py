@@ -156,17 +156,10 @@ class MarginalDoubleLoop:
         of_marginal, marginal = statistics(m[1] / m[0], 1.0 / m[0])
         of_posterior = statistics(state.mean, state.var)[0]
         inner = state.log_evidence + weight @ (log_z + log_integral(rest)) / u
-        return SaddlePoint(
-            x,
-            m,
-            inner,
-            inner - weight @ log_integral(m) / u,
-            weight * (of_posterior - of_tilted),
-            weight * (of_tilted - of_marginal) / u,
-            state,
-            weight * tilted,
-            weight * marginal,
-        )
+        value = inner - weight @ log_integral(m) / u
+        slopes = weight * (of_posterior - of_tilted), weight * (of_tilted - of_marginal) / u
+        spreads = weight * tilted, weight * marginal
+        return SaddlePoint(x, m, inner, value, *slopes, state, *spreads)
 
     def _start(self, x):
         """Return the minimum at the marginals of x or, where G is larger, at those of the prior.

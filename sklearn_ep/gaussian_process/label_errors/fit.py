@@ -42,7 +42,7 @@ from .._kernels import with_theta
 from .._limits import LIMITS
 from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
-from .sequential import SequentialEP
+from .rules import SequentialEP
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.

@@ -137,7 +137,7 @@ class PartedErrors:
         return InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
 
     def solve(self, ep, setting, sites, **options):
-        """Return the `Solution` of EP at a setting from sites on t."""
+        """Return `Result`, state and model of EP at a setting from sites on t."""
         prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
         try:
             return ep.solve(ep.restate(prior, sites), **options)
@@ -192,18 +192,18 @@ class PartedErrorProblem:
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
         ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
         try:
-            solution = self.errors.solve(ep, setting, self.x, **options)
+            result, state, model = self.errors.solve(ep, setting, self.x, **options)
         except ImproperPosterior:  # such as inducing points that have met
             return None
-        model, self.x, moves = solution.model, solution.state.sites, plan.unit is not None
+        self.x, moves = state.sites, plan.unit is not None
         slope, towards, rate_slope = np.empty(0), 0.0, 0.0
         if plan.learn or moves:
             sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
             slope, towards = evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
-        result = replace(solution.result, x=self.x)
-        return EPNode(setting, model, result, Slopes(slope, rate_slope, towards))
+        told = Slopes(slope, rate_slope, towards)
+        return EPNode(setting, model, replace(result, x=self.x), told)
 
 
 def labels_of_parts(problem, run):
@@ -220,9 +220,11 @@ def fit_parted_errors(errors, run, monitor, k):
     def own_run(rung, sites, max_iter, watch):
         ep = errors.ep(run, k, setting.rate, rung.rule)
         options = dict(damping=rung.damping, accelerate=rung.accelerate, monitor=watch)
-        solution = errors.solve(ep, setting, sites, tol=plan.tol, max_iter=max_iter, **options)
+        result, state, _ = errors.solve(
+            ep, setting, sites, tol=plan.tol, max_iter=max_iter, **options
+        )
         last[:] = [ep]
-        return replace(solution.result, x=solution.state.sites)
+        return replace(result, x=state.sites)
 
     watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS)
     result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)

@@ -260,25 +260,20 @@ class BinaryLabels:
         power EP have to do where the rule is another one.
         """
         few = plan.y is not None and len(plan.y) <= LIMITS.double_loop
-        double = [Rung("double loop", None)] if few else []
+        last = [Rung("double loop", None)] if few else []
+        name, rules, slow = "ep", [plan.rule, plan.rule], min(0.25, 0.5 * plan.damping)
         if isinstance(plan.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
-            large = max(0.9, plan.damping)
-            slow = Rung(f"power, damping {large:g}", plan.rule, large)
-            return [self._first_rung(plan, "power", plan.rule), slow, *double]
-        name, rules = "ep", [plan.rule, plan.rule]
+            name, slow = "power", max(0.9, plan.damping)
+        elif not few:
+            last = [Rung("power 0.5", Power(0.5), 0.9)]
         if plan.relaxed is not None:
             name, rules = "relaxed", [Relaxed(*plan.relaxed), Relaxed(*plan.relaxed)]
-        small = min(0.25, 0.5 * plan.damping)
-        slow = Rung(f"{name}, damping {small:g}", rules[1], small)
-        last = double or [Rung("power 0.5", Power(0.5), 0.9)]
-        return [self._first_rung(plan, name, rules[0]), slow, *last]
-
-    def _first_rung(self, plan, name, rule):
-        """Return the `Rung` of the schedule that is asked for."""
         if plan.schedule == "sequential":
-            return Rung(f"{name}, sequential", rule, plan.damping, in_turn=True)
-        return Rung(name, rule, plan.damping, accelerate=True)
+            first = Rung(f"{name}, sequential", rules[0], plan.damping, in_turn=True)
+        else:
+            first = Rung(name, rules[0], plan.damping, accelerate=True)
+        return [first, Rung(f"{name}, damping {slow:g}", rules[1], slow), *last]
 
 
 @dataclass
