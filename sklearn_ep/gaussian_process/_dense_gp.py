@@ -279,6 +279,11 @@ class DenseGPPosterior:
         """
         return inverse_factor(_prior_of_sites(self.kernel(self.X[self.rows]), self.root))
 
+    def sites(self):
+        """Return precisions and shifts (2, n) of the sites of the rows, copies counted."""
+        mean = self.kernel(self.X) @ self.alpha
+        return np.array([self.precision, self.alpha + self.precision * mean])
+
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""
         scaled = self.root[:, None] * K_new.T[self.rows]

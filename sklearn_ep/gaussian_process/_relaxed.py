@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -52,10 +53,11 @@ from .inducing.rows import (
     checked_parts,
     described,
     first_points,
+    labels_and_copies,
 )
 from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors
-from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
+from .label_errors.parted import PartedErrors, fit_parted_errors
 from .label_errors.problem import (
     RATE_COUNTS,
     BinaryLabels,
@@ -518,15 +520,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
             empty, unit = np.zeros_like(empty), data.units.spread
             plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
             problem = PartedErrors(plan, data)
-            monitor = FitMonitor(
-                self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
-            )
-            fits = fit_each_problem(
-                lambda watch, k: fit_parted_errors(problem, run, watch, k),
-                len(plan.settings),
-                monitor,
-            )
-            y = labels_of_parts(problem, run)
+            monitor = FitMonitor(self, X, y, None, problem.told)
+            fit_one = partial(fit_parted_errors, problem, run)
+            fits = fit_each_problem(fit_one, len(plan.settings), monitor)
+            y = labels_and_copies(run, data)[0]
             monitor.finish()
         fit = joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))

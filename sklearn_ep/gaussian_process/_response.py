@@ -178,8 +178,7 @@ def _shape_of_rows(posterior, y, weight, exponent):
     """Return covariance, copies, skewness and excess kurtosis of the training rows."""
     cov = posterior.covariance(posterior.X, posterior.X)
     mean = posterior.kernel(posterior.X) @ posterior.alpha
-    tau = posterior.precision
-    sites = Sites(tau / weight, (posterior.alpha + tau * mean) / weight)
+    sites = Sites(*posterior.sites() / weight)
     cav = cavity(sites, mean, np.diagonal(cov), exponent)
     factor = posterior.factor if exponent == 1 else posterior.factor.powered(exponent)
     return cov, weight / exponent, *tilted_shape(factor, y, cav)

@@ -1,5 +1,7 @@
 """What a Gaussian process has learned, as a table: the parameters of its kernel."""
 
+from typing import Any
+
 import numpy as np
 
 from .._estimator.summary import Ranking, Summarised, Summary, column_names, interval_of, title_of
@@ -10,6 +12,7 @@ class KernelReport(Summarised):
 
     hyperparameters_used_: str
     log_evidence_: float
+    hyper_weights_: Any
 
     def _summarise(self, level, top, sort, feature_names):
         columns = column_names(self, feature_names)
@@ -25,29 +28,27 @@ class KernelReport(Summarised):
 
     def _figures(self):
         """Return what a summary shows besides the kernel and the evidence."""
-        used = self.hyperparameters_used_ == "integrate"
-        figures = {"hyperparameters": _how_averaged(self) if used else "at one value"}
+        told = "at one value"
+        if self.hyperparameters_used_ == "integrate":
+            weights = _of_each(self.hyper_weights_)
+            each = [f"{len(w)} nodes ({1.0 / np.sum(w**2):.1f} effective)" for w in weights]
+            told = f"averaged over {', '.join(each)}"
+        figures = {"hyperparameters": told}
         points = getattr(self, "inducing_points_", None)
         return figures | ({} if points is None else {"inducing points": len(points)})
 
 
-def _weights(est):
-    """Return the weights (M,) of the nodes, a list over the averages."""
-    weights = est.hyper_weights_
-    return weights if isinstance(weights, list) else [weights]
-
-
-def _how_averaged(est):
-    each = [f"{len(w)} nodes ({1.0 / np.sum(w**2):.1f} effective)" for w in _weights(est)]
-    return f"averaged over {', '.join(each)}"
+def _of_each(values):
+    """Return a list over the averages."""
+    return values if isinstance(values, list) else [values]
 
 
 def _problems(est):
     """Return label, kernel, theta (M, p) and weight (M,) of its nodes, of each kernel."""
     kernels = getattr(est.kernel_, "kernels", [est.kernel_])
-    thetas = est.hyper_theta_ if isinstance(est.hyper_theta_, list) else [est.hyper_theta_]
+    thetas, weights = _of_each(est.hyper_theta_), _of_each(est.hyper_weights_)
     labels = [f"{label}: " for label in est.classes_] if len(kernels) > 1 else [""]
-    return zip(labels, kernels, thetas, _weights(est), strict=True)
+    return zip(labels, kernels, thetas, weights, strict=True)
 
 
 def _table_of_kernel(columns, label, kernel, theta, weight):

@@ -30,7 +30,7 @@ from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
 from .ep import PassRows, RowSlopes, Visit, signed_gram
-from .rows import dense_copies, read_rows
+from .rows import read_rows
 from .values import InducingPosterior, block_rows, times_rows
 
 
@@ -181,10 +181,10 @@ class JointLabels:
 
 
 def cavities_of_part(part, message, model, classes):
-    """Return means and variances (n, K) of cavities, class indices and copies of a partition."""
+    """Return means and variances (2, n, K) of the cavities of a partition."""
     rows = PassRows(*read_rows(part, classes), *message)
     each = [_left_out(model.posteriors[0], block) for _, block, _ in model.blocks(rows)]
-    return *np.concatenate(each, axis=1), rows.y, dense_copies(rows.weight)
+    return np.concatenate(each, axis=1)
 
 
 def _left_out(posterior, rows):
@@ -248,8 +248,7 @@ class JointInducingPosterior:
         left = self.prior.kernel(X) - W @ W.T
         add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
         lower = checked_cholesky(left)
-        e = (rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse).reshape(
-            n_samples, *self.coef.shape
-        )
+        e = rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse
+        e = e.reshape(n_samples, *self.coef.shape)
         own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
         return ((self.coef + e) @ W.T + own).transpose(0, 2, 1)

@@ -21,7 +21,6 @@ import numpy as np
 from scipy.linalg import blas, solve_triangular
 from scipy.special import log_softmax
 
-from ..._engine.contracts import require_parts
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
@@ -116,9 +115,6 @@ class BinaryProblems:
     exact_gradient: ClassVar[bool] = True
     accuracy: ClassVar[Accuracy] = Accuracy()
 
-    def __post_init__(self):
-        require_parts(self.factor, self.rule)
-
     @property
     def n_sites(self):
         """Number of sites that a row has."""
@@ -153,9 +149,8 @@ class BinaryProblems:
         else:
             old = Sites(*rows.sites[k])
         rule = self.rule if rows.memory is None else self.rule.resumed(rows.memory)
-        update = rule(
-            self.factor, self.signs(rows.y, k), old, mean, var, self.share * rows.extra_var
-        )
+        sign, extra_var = self.signs(rows.y, k), self.share * rows.extra_var
+        update = rule(self.factor, sign, old, mean, var, extra_var)
         log_term, stale = update.log_term, old
         if averaged:
             stale = update.sites
@@ -306,15 +301,12 @@ class _Gradient:
         self.theta: Any = 0.0
         self.towards: Any = 0.0
         self.inner = np.zeros_like(model.prior.lower)
-        self.begin()
-
-    def begin(self):
-        """Start a block; posteriors of several classes share its contraction."""
+        # of a block, whose contraction posteriors of several classes share
         self.G: Any = None
         self.noise: Any = 0.0
 
     def add(self, W, slopes):
-        """Add the `RowSlopes` of one posterior at whitened rows W."""
+        """Add the `RowSlopes` of one posterior at whitened rows W of a block."""
         towards_w, scaled = slopes.towards, rows_times(W, slopes.noise)
         towards_w -= scaled
         if self.fresh:
@@ -337,7 +329,7 @@ class _Gradient:
         theta, towards = self.cross.contract(kept, G, self.with_inputs)
         self.theta = self.theta + theta + self.cross.contract_diagonal(X, self.noise)
         self.towards = self.towards + towards
-        self.begin()
+        self.G, self.noise = None, 0.0
 
 
 class PassRows(NamedTuple):
@@ -494,11 +486,6 @@ def leave_one_out_part(part, message, model, classes):
     return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
-def copies_of_part(part, sites, model, classes):
-    """Return the copies (n,) of the rows of a partition."""
-    return dense_copies(read_rows(part, classes)[2])
-
-
 def add_sums(results):
     """Add `RowSums` over partitions, in their order; per-row results are left out."""
     total = add_up([r._replace(sites=None, var=None, memory=None) for r in results])
@@ -553,10 +540,8 @@ class InducingEP:
             return self.zero(prior)
         model = PassModel(prior, [], self.labels)
         sums = self.run(collect_part, self.messages(sites), model, self.classes)
-        gram, shift = (
-            sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
-        )
-        return PassState(prior, gram, shift, sites)
+        gram, shift = (sum(s) for s in zip(*sums, strict=True))
+        return PassState(prior, gram + self.base[0], shift + self.base[1], sites)
 
     def moved(self, state, prior):
         """Return a state under another prior, with copies of its sites."""
@@ -601,9 +586,8 @@ class InducingEP:
     def state_of(self, result):
         """Return the state in which a `Result` of `solve` ends."""
         model = result.evaluation.payload
-        gram, shift = (
-            np.stack([getattr(p, s) for p in model.posteriors]) for s in ("gram", "shift")
-        )
+        gram = np.stack([p.gram for p in model.posteriors])
+        shift = np.stack([p.shift for p in model.posteriors])
         return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):

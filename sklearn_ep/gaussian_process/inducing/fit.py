@@ -61,7 +61,7 @@ from .._hyperparameters import (
 from .._kernels import has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
 from .classes import JointLabels, cavities_of_part
-from .ep import BinaryProblems, InducingEP, PassState, copies_of_part
+from .ep import BinaryProblems, InducingEP, PassState
 from .learning import (
     LEARNING,
     STEP_RULES,
@@ -72,7 +72,7 @@ from .learning import (
     learn_by_passes,
     learn_on_more_and_more_rows,
 )
-from .rows import PartitionedRows, distinct_rows, first_points
+from .rows import PartitionedRows, distinct_rows, first_points, labels_and_copies
 from .values import AveragedInducing, InducingGP, InducingPrior
 
 
@@ -87,12 +87,6 @@ class SomeRows(NamedTuple):
     fit: Any = None
     place: Any = None
     copies: Any = None
-
-    def sites(self, node):
-        """Return precisions and shifts (2, n) of the distinct rows at a node, copies counted."""
-        own = self.fit.posterior.posteriors[node]
-        mean = own.kernel(own.X) @ own.alpha
-        return np.array([own.precision, own.alpha + own.precision * mean])
 
 
 @dataclass
@@ -416,8 +410,8 @@ def fit_inducing(plan, run, monitor):
         if plan.tempered:
             messages = ep.messages(own.state.sites)
             each = ep.run(cavities_of_part, messages, own.model, ep.classes)
-            *node, y, copies = (np.concatenate(values) for values in zip(*each, strict=True))
-            told = left_out_classes(plan.labels.factor, [node], np.ones(1), (y, copies), True)
+            node, rows = np.concatenate(each, axis=1), labels_and_copies(run, plan.data)
+            told = left_out_classes(plan.labels.factor, [node], np.ones(1), rows, True)
             return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))
         loo = ep.leave_one_out(own.model, own.state.sites)
         return fit._replace(loo_proba=np.exp(loo))
@@ -548,7 +542,7 @@ def follow_dense(plan, ep, trace):
     trace.begin()
     for k, node in enumerate(average.nodes):
         prior = InducingPrior(with_theta(plan.kernel, theta[k]), Z, plan.jitter)
-        sites = (known.sites(k) / known.copies)[None, :, known.place]
+        sites = (dense.posterior.posteriors[k].sites() / known.copies)[None, :, known.place]
         state = ep.restate(prior, np.split(sites, np.cumsum(ep.sizes)[:-1], axis=2))
         told = node.log_evidence, node.residual, None, spread[k]
         payload = InducingNode(theta[k], state, ep.model(state), *told)
@@ -568,7 +562,7 @@ def nearest_points(plan, node, monitor):
     divergence; points that stay are the first ones. Returns them and the `LearningEnd`.
     """
     hyper, dense = plan.hyperparameters(), plan.known.fit.posterior.posteriors[node]
-    precision, shift = plan.known.sites(node)
+    precision, shift = dense.sites()
 
     def at(vector, _):
         try:
@@ -593,8 +587,7 @@ def _mixed_nodes(plan, ep, average, run):
     own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
     theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
     loo = np.array([ep.leave_one_out(n.model, n.state.sites) for n in own])
-    copies = ep.run(copies_of_part, run.state.sites, run.model, ep.classes)
-    log_weight = log_weights_without(weight, loo, np.concatenate(copies))
+    log_weight = log_weights_without(weight, loo, labels_and_copies(ep.run, plan.data)[1])
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
     mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]

@@ -483,11 +483,10 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
         seed = draw_seed(rng)
         keys = [other_keys(k, seed) for k in of_rows]
         record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
+        settled = not hyper.learns and record["residual"] < plan.sweeps["tol"]
         if trace.end(record, ep.model(learning.state) if trace.watched else None):
             reason = "asked"
-        elif trace.n_iter >= plan.max_iter or (
-            not hyper.learns and record["residual"] < plan.sweeps["tol"]
-        ):
+        elif settled or trace.n_iter >= plan.max_iter:
             # Epochs are a budget that the user chose, over which the steps fall to zero: to have
             # used them up is the end of a schedule, not a failure.
             reason = "converged"

@@ -169,6 +169,17 @@ def read_rows(part, classes):
     return X, np.searchsorted(classes, y), np.ones(len(X))
 
 
+def labels_and_copies(run, data):
+    """Return the class indices and copies (n,) of all rows of an open map, part after part."""
+    pairs = zip(*run(_told_of_part, data.sizes, data.classes), strict=True)
+    return [np.concatenate(each) for each in pairs]
+
+
+def _told_of_part(part, _, classes):
+    _, y, weight = read_rows(part, classes)
+    return np.asarray(y, dtype=np.intp), dense_copies(weight)
+
+
 def keys_of_part(part, seed, classes, units):
     """Return the keys (n_k,) of the rows of a partition with their labels."""
     X, y, _ = read_rows(part, classes)

@@ -219,19 +219,17 @@ def absorb(stream, rows, plan):
         keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
     sites, loo = np.empty((plan.labels.n_sites, 2, len(X))), np.empty(len(X))
-    histories, reasons = [], []
+    results: list[Any] = []
     for own in batches:
         part = Part(X[own], y[own], weight[own])
         stream = _grown(stream, X[own], weight[own], plan)
         stream, model, result, sites[:, :, own], loo[own] = _absorb_batch(stream, part, plan)
-        histories.append(result.history)
-        reasons.append(result.reason)
-    log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
-    history = {k: np.concatenate([h[k] for h in histories]) for k in histories[0]}
-    n_sweeps, reason = len(history["residual"]), worst_reason(reasons)
-    told = history, reason, n_sweeps, float(log_evidence)
-    run = PassRun(None, model, *told, stream=stream)
-    return run, sites, np.exp(loo)
+        results.append(result)
+    names = results[0].history
+    history = {k: np.concatenate([r.history[k] for r in results]) for k in names}
+    told = history, worst_reason([r.reason for r in results]), len(history["residual"])
+    log_evidence = float(stream.log_terms + model.log_evidence)
+    return PassRun(None, model, *told, log_evidence, stream=stream), sites, np.exp(loo)
 
 
 def _absorb_batch(stream, part, plan):

@@ -70,8 +70,7 @@ class InducingPrior:
     @cached_property
     def single(self):
         """Covariances with the points and L^-1, both in single precision where there is a way."""
-        by_distance = getattr(self.cross, "of_distances", False)
-        cross = SingleCross(self.cross) if by_distance else self.cross
+        cross = SingleCross(self.cross) if self.cross.of_distances else self.cross
         return cross, self.inverse.astype(np.float32)
 
     def parts(self, kind):
@@ -185,14 +184,15 @@ def _times_blocks(T, gram):
 
 
 def rebase(gram, shift, old, new):
-    """Return the sums (P, q, q) and (P, q) that sites have under another prior.
+    """Return the sums (P, q, q) and (P, q) that sites have under another prior of their points.
 
     The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T, for
     each of the q / m latent functions of a posterior.
     """
     if old is new:
         return gram, shift
-    T = lower_times(old.inverse, new.lower.copy())  # triangular as well
+    m = len(old.Z)
+    T = lower_times(old.inverse, new.lower[:m, :m].copy())  # triangular as well
     grams = [_times_blocks(T, _times_blocks(T, g).T) for g in gram]
     return np.stack(grams), (shift.reshape(-1, len(T)) @ T).reshape(shift.shape)
 
@@ -201,8 +201,8 @@ def grown(gram, shift, old, new):
     """Return the sums that sites have under a prior with further points after the old ones."""
     m, added = len(old.Z), (0, len(new.Z) - len(old.Z))
     P, k = len(gram), shift.shape[1] // m
-    T = np.kron(np.eye(k), old.inverse @ new.lower[:m, :m])
-    gram, shift = (T.T @ gram @ T).reshape(P, k, m, k, m), (shift @ T).reshape(P, k, m)
+    gram, shift = rebase(gram, shift, old, new)
+    gram, shift = gram.reshape(P, k, m, k, m), shift.reshape(P, k, m)
     same, q = (0, 0), k * len(new.Z)
     gram, shift = np.pad(gram, (same, same, added, same, added)), np.pad(shift, (same, same, added))
     return gram.reshape(P, q, q), shift.reshape(P, q)

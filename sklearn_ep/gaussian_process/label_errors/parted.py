@@ -45,11 +45,6 @@ class RowLabels(NamedTuple):
         return cls(*(np.concatenate(p, axis=-1) for p in zip(*pieces, strict=True)))
 
 
-def labels_of_part(part, _, classes):
-    """Return the class indices of the rows of a partition."""
-    return np.asarray(read_rows(part, classes)[1], dtype=np.intp)
-
-
 def project_part(part, sites, prior, noise, classes):
     """Return sites (1, 2, n) on t from sites (2, n) on g of a partition."""
     X = read_rows(part, classes)[0]
@@ -111,6 +106,10 @@ class PartedErrors:
             return model.labels.predictors(model.prior, model.posteriors)[0]
         factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
+
+    def told(self, payload):
+        """Return the attributes that a prediction needs in the middle of a fit."""
+        return {"_posteriors": [self.posterior(payload)]}
 
     def start(self, run, k):
         """Return the sites on t, part by part, at which problem k starts."""
@@ -204,11 +203,6 @@ class PartedErrorProblem:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
         told = Slopes(slope, rate_slope, towards)
         return EPNode(setting, model, replace(result, x=self.x), told)
-
-
-def labels_of_parts(problem, run):
-    """Return the class indices (n,) of all rows, part after part."""
-    return np.concatenate(run(labels_of_part, problem.data.sizes, problem.data.classes))
 
 
 def fit_parted_errors(errors, run, monitor, k):
