@@ -402,12 +402,6 @@ def last_sites(last, kernel, empty, spread):
     return [kernel.theta] * len(empty), list(empty)
 
 
-def averages_of(fit):
-    """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
-    own = [run.attributes for run in fit.runs]
-    return [a["average"] for a in own if "average" in a]
-
-
 def attributes_of_points(fit):
     """Return the attributes that tell of the inducing points of a `GPFit`."""
     if fit.inducing_points is None:
@@ -819,7 +813,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         Of an average they are those of its heaviest node.
         """
         plan, fit = self._plan, self._fitted
-        told = average_remarks(averages_of(fit))
+        nodes = [run.attributes["average"] for run in fit.runs if "average" in run.attributes]
+        told = average_remarks(nodes)
         left_out = "Importance weights are left out: "
         if fit.inducing_points is not None:
             points = "inducing points do not keep what the rows say of each other."

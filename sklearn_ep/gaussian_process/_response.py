@@ -127,7 +127,9 @@ def corrections(estimator):
     check_responds(estimator, "correct")
     evidence, most, X = 0.0, 0.0, estimator._plan.X
     for posterior, args in site_problems(estimator):
-        evidence += _added_log_evidence(posterior, *args)
+        shares, parts = zip(*_parts(posterior), strict=True)
+        each = [evidence_of_pairs(*_shape_of_rows(part, *args)) for part in parts]
+        evidence += float(logsumexp(each, b=shares))  # of an average, that of its mixture
         grown = np.sqrt(1.0 + added_variance(posterior, X, *args) / posterior.latent(X)[1])
         most = max(most, float(np.max(np.abs(grown - 1.0))))
     return evidence, most
@@ -165,13 +167,6 @@ def added_variance(posterior, X, y, weight, exponent):
             stacklevel=4,
         )
     return added
-
-
-def _added_log_evidence(posterior, y, weight, exponent):
-    """Return what pairs of rows add to the log evidence; of an average, to that of its mixture."""
-    shares, parts = zip(*_parts(posterior), strict=True)
-    each = [evidence_of_pairs(*_shape_of_rows(p, y, weight, exponent)) for p in parts]
-    return float(logsumexp(each, b=shares))
 
 
 def _shape_of_rows(posterior, y, weight, exponent):

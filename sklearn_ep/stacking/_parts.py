@@ -199,8 +199,11 @@ def proba_intervals(names, parts, weights, X, level):
     states = np.array([own is not None for own in found])
     if not np.any(states):
         raise ValueError(f"none of the parts {list(names)} has a predict_proba_interval.")
-    if np.all(states):
-        return found
+    return found if np.all(states) else _as_sure(found, states, parts, weights, X)
+
+
+def _as_sure(found, states, parts, weights, X):
+    """Return intervals with those that are None as wide, in log odds, as the others."""
     proba = [part.predict_proba(X) for part in parts]
     odds = [_log_odds(p[:, 1] if p.shape[1] == 2 else p)[..., None] for p in proba]
     apart = [weights[k] * (_log_odds(found[k]) - odds[k]) for k in np.flatnonzero(states)]

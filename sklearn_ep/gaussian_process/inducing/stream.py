@@ -153,9 +153,7 @@ def fit_stream(estimator, plan, X, y, forgetting):
     known = _kernel_of(estimator, so_far)
     if stream is None or known is not None:
         stream, last, rows = new_stream(estimator, so_far, plan.labels, known), None, so_far
-    # too few rows so far, which with more will be enough
-    waits = so_far is not None and len(so_far.arrays[1]) <= LIMITS.averaged
-    young = known is None and waits and takes_some_rows(estimator, np.inf)
+    young = known is None and _waits(estimator, so_far)
     # sites of older rows are taken to a power, and the prior of the process stays: what is
     # forgotten goes back to it. A share of one changes no bit
     names = "gram", "shift", "log_terms", "weight"
@@ -197,6 +195,12 @@ def _rows_so_far(estimator, before, rows, forgetting):
         return None
     (X, y, weight), new = older.arrays, rows.arrays
     return Part(*map(np.concatenate, zip((X, y, forgetting * weight), new, strict=True)))
+
+
+def _waits(estimator, rows):
+    """Return whether rows so far, None for unknown, are too few and with more will be enough."""
+    few = rows is not None and len(rows.arrays[1]) <= LIMITS.averaged
+    return few and takes_some_rows(estimator, np.inf)
 
 
 def _kernel_of(estimator, rows):
