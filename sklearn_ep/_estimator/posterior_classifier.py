@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .annotations import RowsLike, Seed
 from .base import VersionedEstimator
@@ -34,14 +34,6 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
     hyper_names_: Any
     hyper_nodes_: Any
     hyper_weights_: Any
-    _accept_sparse: Any = False
-
-    def _check_new(self, X):
-        """Check rows to predict; `check_is_fitted` comes first everywhere."""
-        check_is_fitted(self)
-        return validate_data(
-            self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
-        )
 
     def latent_mean_and_variance(self, X: RowsLike) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and variance of the latent function at new rows.

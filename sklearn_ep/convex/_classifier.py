@@ -351,7 +351,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
      [0.2 0.8]]
     """
 
-    _accept_sparse = ("csr", "csc")
+    _accept_sparse = "csr"
     prior_variance_: Any
     slope_: float
     temper_: float
@@ -580,11 +580,6 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         index = np.searchsorted(self.classes_, y)
         positive = [1] if n_problems == 1 else range(n_problems)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
     @in_precision_of_rows
     def decision_function(self, X: RowsLike) -> np.ndarray:

@@ -3,12 +3,11 @@
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .._engine.loop import SILENT
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
@@ -160,7 +159,7 @@ class ConvexVariationalRegressor(
     >>> mean, std = reg.predict(X[:2], return_std=True)
     """
 
-    _accept_sparse = ("csr", "csc")
+    _accept_sparse = "csr"
     noise_variance_: float
     prior_: Any
 
@@ -346,14 +345,8 @@ class ConvexVariationalRegressor(
         training = validate_training(
             self, X, y, sample_weight, accept_sparse=self._accept_sparse, reset=reset
         )
-        X = training.X
-        check_column_scales(self, X, LARGEST_IN_UNITS)
-        return Rows(X.tocsr() if sp.issparse(X) else X, training.y, training.weight)
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
+        check_column_scales(self, training.X, LARGEST_IN_UNITS)
+        return Rows(training.X, training.y, training.weight)
 
     @overload
     def predict(self, X: RowsLike, return_std: Literal[False] = ...) -> np.ndarray: ...
@@ -379,17 +372,11 @@ class ConvexVariationalRegressor(
         std : ndarray of shape (n,)
             Predictive standard deviations, only with `return_std`.
         """
-        check_is_fitted(self)
         X, posterior = self._check_new(X), self._posteriors[0]
         if not return_std:
             return posterior.latent_mean(X)
         mean, variance = posterior.predict(X)
         return mean, np.sqrt(variance + posterior.new_noise)
-
-    def _check_new(self, X):
-        """Return new rows, dense or CSR."""
-        X = validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse)
-        return X.tocsr() if sp.issparse(X) else X
 
     def latent_covariance(self, X1: Any, X2: Any = None) -> np.ndarray:
         """Posterior covariance of the noise-free responses at rows.
@@ -460,9 +447,9 @@ class ConvexVariationalRegressor(
         ValueError
             If `level` is not between 0 and 1.
         """
-        check_is_fitted(self)
+        X = self._check_new(X)
         check_number("level", level, 0, 1, boundaries="neither")
-        return self._posteriors[0].interval(self._check_new(X), level)
+        return self._posteriors[0].interval(X, level)
 
     def _coefficients(self, level):
         """Return means, standard deviations and intervals, that of an intercept last."""

@@ -13,7 +13,6 @@ from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import CoefficientReport
 from ._fit import keep
-from ._plan import ACCEPT_SPARSE
 from ._probit import fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport
 
@@ -144,7 +143,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     [3, 7]
     """
 
-    _accept_sparse = ACCEPT_SPARSE
+    _accept_sparse = "csr"
 
     def __init__(
         self,
@@ -211,7 +210,6 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.classifier_tags.multi_class = False
         return tags
 

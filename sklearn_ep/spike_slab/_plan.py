@@ -44,7 +44,6 @@ from ._linear_model import BLOCK_BYTES, LinearModel
 from ._prior import SpikeSlab
 from ._runs import RunSettings
 
-ACCEPT_SPARSE = ("csr", "csc")
 # Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
 _LEAST_EIGENVALUE = -1e-8
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
@@ -113,7 +112,6 @@ def dense_blocks(X):
     if not sp.issparse(X):
         yield X
         return
-    X = X.tocsr()
     for rows in row_blocks(X.shape[0], 8 * X.shape[1], BLOCK_BYTES):
         yield X[rows].toarray()
 
@@ -235,8 +233,8 @@ def _data(estimator, X, y, sample_weight):
             raise ValueError(
                 "sample_weight adds up to at most one row, which only fits an intercept."
             )
-        n_different = _different_rows(training.X)
-        rows = training.X.tocsr() if sp.issparse(training.X) else training.X
+        rows = training.X
+        n_different = _different_rows(rows)
         stats = statistics_of_rows(rows, training.y, training.weight)
         if not intercept and not (sp.issparse(rows) and rows.shape[0] > 2 * rows.shape[1]):
             # taking means off and back costs digits
@@ -270,7 +268,7 @@ def _statistics_of_user_parts(estimator, parts):
 def checked_rows(estimator, X, y, sample_weight):
     """Return the checked training data of rows in memory, of either estimator."""
     training = validate_training(
-        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
+        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=estimator._accept_sparse
     )
     check_column_scales(estimator, training.X)
     if not estimator.standardize:

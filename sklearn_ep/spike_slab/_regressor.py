@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
@@ -15,7 +15,7 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
 from ._fit import chain_attributes, ep_attributes, keep, state_attributes, warn_not_mixed
-from ._plan import ACCEPT_SPARSE, dense_blocks, dense_rows, make_plan, statistics_of_products
+from ._plan import dense_blocks, dense_rows, make_plan, statistics_of_products
 from ._support import CredibleSets, FeatureSupport, find_sets
 
 
@@ -237,6 +237,7 @@ class SpikeSlabRegressor(
     >>> mean, std = reg.predict(X, return_std=True)
     """
 
+    _accept_sparse = "csr"
     noise_variance_: float
     hyper_names_: Any
     hyper_nodes_: Any
@@ -393,15 +394,6 @@ class SpikeSlabRegressor(
         products = statistics_of_products(XtX, Xty, yty, n_samples, X_mean, y_mean)
         return self.fit(products, groups=groups)
 
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def _check_new(self, X):
-        check_is_fitted(self)
-        return validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=ACCEPT_SPARSE)
-
     @overload
     def predict(
         self, X: RowsLike, return_std: Literal[False] = ..., mixture: bool = ...
@@ -467,9 +459,8 @@ class SpikeSlabRegressor(
         ValueError
             If `level` is not between 0 and 1.
         """
-        check_is_fitted(self)
-        check_number("level", level, 0, 1, boundaries="neither")
         X, posterior = self._check_new(X), self._posteriors[0]
+        check_number("level", level, 0, 1, boundaries="neither")
         blocks = [posterior.predictive_interval(rows, level) for rows in dense_blocks(X)]
         return np.concatenate(blocks)
 
