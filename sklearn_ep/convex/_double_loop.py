@@ -27,7 +27,7 @@ import numpy as np
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
-from .._engine.hyper import Node, Spacing
+from .._engine.hyper import Average, Node, Spacing, average_of, integrate
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture, logistic_moments
 from .._engine.sites import one_copy
@@ -368,22 +368,24 @@ class ExactFit:
         told = of_scale.log_density(phi), gradient, result.residual, step
         return Node(np.array([phi]), step.objective, *told)
 
-    def about(self, phi, step):
-        """Return how nodes are laid about the log scale phi of a step."""
-        curvature = np.array([[self._curvature(phi, step)]])
-        return dict(
-            bounds=self.prior.of_scale.bounds()[None], spacing=_SPACING, curvature=curvature
-        )
+    def average(self, phi, result, n_jobs, monitor):
+        """Return the `Average` over the log scale about phi, where the result is."""
+        average = Average.alone(self.node(phi, result))
+        if result.reason == "asked":
+            return average
+        curvature = np.array([[self._curvature(phi, result.evaluation.payload)]])
+        bounds, mode = self.prior.of_scale.bounds()[None], average.heaviest
+        return self._weighed(integrate(self, mode, bounds, n_jobs, monitor, _SPACING, curvature))
 
-    def weighed(self, average):
-        """Return nodes with the evidence of expectation propagation, and their log masses.
+    def _weighed(self, average):
+        """Return the average by the evidence of expectation propagation.
 
         Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
         What the bounds of coefficients with sites of their own lack is not known.
         """
         log_mass = np.log(average.weight) + average.log_evidence
         if self.prior.n_sites:
-            return average.nodes, log_mass
+            return average
         steps, weight = [node.payload for node in average.nodes], self.sites.weight
         each = [step.left_out(weight) for step in steps]
         mean, var = np.array([[step.inner.s, step.var] for step in steps]).swapaxes(0, 1)
@@ -396,7 +398,7 @@ class ExactFit:
         lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * one_copy(weight))
         pairs = zip(average.nodes, lacking, strict=True)
         nodes = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
-        return nodes, log_mass + lacking
+        return average_of(nodes, log_mass + lacking, average.foretold, average.n_evaluations)
 
     def mean_scale(self, phi, given):
         """Return exp of the mean log scale phi: a number, or for groups one a feature.

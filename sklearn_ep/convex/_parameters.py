@@ -346,11 +346,12 @@ class GaussianPrior(LearnedScale):
         """Return the prior for columns of variances (n_features,); groups start in their units."""
         if self.groups is None or not self.learn:
             return super().for_columns(column_variances)
-        median = super().for_columns(column_variances).start_scale
+        super().for_columns(column_variances)
         if self.of_scale is not None:
             own = np.bincount(self.groups, self.unit_variances() * column_variances)
             equal = np.exp(2.0 * self.of_scale.log_unit) / len(own)
-            self.start_scale = median * np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)
+            share = np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)
+            self.start_scale = self.start_scale * share
         return self
 
     def precision(self, scale):
@@ -395,8 +396,8 @@ class GaussianPrior(LearnedScale):
         if self.groups is None:
             return super().new_scale(u, penalty, scale, predictor, dof, of_scale)
         d = self.n_features
-        u, precision = u[:d], penalty.precision[:d]
-        size = np.bincount(self.groups, u * u * precision)
+        precision = penalty.precision[:d]
+        size = np.bincount(self.groups, u[:d] ** 2 * precision)
         dof = np.bincount(self.groups, 1.0 - precision * predictor.coefficient_variance()[:d])
         return scale * np.maximum(size / np.maximum(np.maximum(dof, 1e-3 * size), TINY), 1e-3)
 
@@ -456,17 +457,12 @@ class SitePrior(LearnedScale):
         own = self.site.log_normaliser() + 0.5 * np.log(2.0 * np.pi) - np.log(scale)
         return gaussian + self.n_features * float(own)
 
-    def moved_scale(self, scale, u, variances, penalty):
-        """Return the scale at which the bound is stationary, by one fixed-point step."""
-        slopes = self._loss_slopes(u, penalty, variances)
-        return float(scale * (slopes / self.n_features) ** (1.0 / self.growth))
-
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""
         variances = predictor.coefficient_variance()[: self.n_features]
-        return self._loss_slopes(u, penalty, variances) - self.n_features
+        return self.loss_slope(u, penalty, variances) - self.n_features
 
-    def _loss_slopes(self, u, penalty, variances):
+    def loss_slope(self, u, penalty, variances):
         """Return minus the derivative of the expected loss in the log scale.
 
         That is the sum of u f' + z pi, which the normaliser asks to be one a coefficient.
@@ -497,44 +493,34 @@ class CarriedPrior:
         return Penalty(0.5 * (u - self.mean) @ slope, slope, self.system, self.system)
 
 
-def _checked_prior_variance(prior_variance, d):
-    """Return the prior variances as an array that broadcasts to (d,)."""
-    if np.ndim(prior_variance) == 0:
-        _check_positive("prior_variance", prior_variance, finite=True)
-        return np.asarray(prior_variance, dtype=float)
-    variance = np.asarray(prior_variance, dtype=float)
-    if variance.shape != (d,):
+def prior_variances(estimator, d, variance):
+    """Return the prior variances of d features, given in `variance`, and of the intercept."""
+    if np.ndim(variance) == 0:
+        _check_positive("prior_variance", variance, finite=True)
+    variance = np.asarray(variance, dtype=float)
+    if variance.shape not in ((), (d,)):
         raise ValueError(
             f"prior_variance must be a number or have shape ({d},), got {variance.shape}."
         )
     if not np.all((variance > 0) & np.isfinite(variance)):
         raise ValueError("prior_variance must be positive and finite for every feature.")
-    return variance
-
-
-def prior_variances(estimator, d, variance):
-    """Return the prior variances of d features, given in `variance`, and of the intercept."""
     tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
-    return np.append(np.broadcast_to(_checked_prior_variance(variance, d), d), tail)
+    return np.append(np.broadcast_to(variance, d), tail)
 
 
-def make_prior(estimator, d, column_variances=None):
+def make_prior(estimator, d, column_variances):
     """Return the prior of d features and the intercept, if there is one.
 
     `column_variances()` are those (d,) of the features, asked for where a scale is learned.
     """
-    prior = _prior(estimator, d)
-    return prior.for_columns(column_variances()) if prior.learn else prior
-
-
-def _prior(estimator, d):
-    """Return the same, with a scale to learn in the units in which variances are given."""
     variance = prior_variances(estimator, d, given_variance(estimator))
     groups = group_numbers("prior_groups", estimator.prior_groups, d)
-    learn = learns_scale(estimator)
-    if isinstance(estimator.prior, SuperGaussianSite):
-        return SitePrior(estimator.prior, variance, d, learn)
-    if estimator.prior == "gaussian":
-        return GaussianPrior(variance, d, learn, groups if learn else None)
-    scale = 1.0 if learn else estimator.laplace_scale
-    return SitePrior(LaplaceSite(scale, estimator.bound), variance, d, learn)
+    learn, site = learns_scale(estimator), estimator.prior
+    prior: Any = None
+    if site == "laplace":
+        site = LaplaceSite(1.0 if learn else estimator.laplace_scale, estimator.bound)
+    if site == "gaussian":
+        prior = GaussianPrior(variance, d, learn, groups if learn else None)
+    else:
+        prior = SitePrior(site, variance, d, learn)
+    return prior.for_columns(column_variances()) if learn else prior

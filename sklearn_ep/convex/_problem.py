@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.hyper import Average, Node, average_of, integrate, mixture_moments
+from .._engine.hyper import Average, Node, mixture_moments
 from .._engine.left_out import LeftOut, Priors
 from .._engine.partition import fit_token
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
@@ -65,7 +65,7 @@ class RowsInMemory:
         def run(worker, numbers, *message):
             return [worker(rows, 0, *message)]
 
-        return rows, PartedRows(run, 1, spec, B.shape[0], float(self.weight.sum()), self.size)
+        return rows, PartedRows(run, 1, spec, float(self.weight.sum()), self.size)
 
 
 @dataclass
@@ -106,10 +106,6 @@ class Problem:
         given = rows, prior, variance, solver, limits, scales, bool(estimator.fit_intercept)
         return cls(*given, n_rows, lasts, shape, n_jobs)
 
-    def last_at_rows(self, k):
-        """Return the `Last` of an earlier fit of problem k for the rows of this one, or None."""
-        return None if self.lasts[k] is None else self.lasts[k].at_rows(self.rows.design)
-
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
         return WeightPosterior(step.mean, self.intercept, step.system, step.system)
@@ -125,10 +121,11 @@ def fit_exact(problem, sign, monitor, k):
 
     At one scale of the prior or averaged over it.
     """
-    rows, last, averaged = problem.rows, problem.last_at_rows(k), None
-    fits = ExactFit(
-        rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
-    )
+    rows, last, averaged = problem.rows, problem.lasts[k], None
+    system = SYSTEMS[problem.solver]
+    fits = ExactFit(rows.design, rows.sites(sign), problem.prior, system, problem.limits)
+    if last is not None:
+        last = last.at_rows(rows.design)
     if rows.averaged:
         averaged, last = fits.averaged(last, monitor)
     at = fits if averaged is None else averaged.at(last.phi)
@@ -142,7 +139,7 @@ def fit_exact(problem, sign, monitor, k):
         scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
     else:
-        average = _average_about(problem, averaged, phi, result, monitor)
+        average = averaged.average(phi, result, problem.n_jobs, monitor)
         steps = [node.payload for node in average.nodes]
         scale = averaged.mean_scale(average.weight @ average.phi[:, 0], problem.prior)
         average = _kept(average, averaged.prior)
@@ -167,18 +164,6 @@ def fit_exact(problem, sign, monitor, k):
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
-
-
-def _average_about(problem, averaged, phi, result, monitor):
-    """Return the `Average` over the log scale about phi, where the result is of `averaged` fits."""
-    average = Average.alone(averaged.node(phi, result))
-    if result.reason == "asked":
-        return average
-    about = averaged.about(phi, result.evaluation.payload)
-    told = dict(n_jobs=problem.n_jobs, monitor=monitor)
-    average = integrate(averaged, average.nodes[0], **about, **told)
-    nodes, log_mass = averaged.weighed(average)
-    return average_of(nodes, log_mass, average.foretold, average.n_evaluations)
 
 
 def fit_sampled(problem, sign, monitor, k):
@@ -214,7 +199,8 @@ def _sampled(problem, rows, monitor, last):
     step = result.evaluation.payload
     log_evidence, error = loop.finish(step, problem.evidence_probes)
     counts = dict(n_mvm=loop.place.n_products, n_newton=loop.n_newton)
-    told = dict(evidence_std=error, last=loop.state(), **counts)
+    last = loop.place.point.u, loop.place.scale, loop.size
+    told = dict(evidence_std=error, last=last, **counts)
     return loop, result, log_evidence, problem.known(step, log_evidence, **told)
 
 
@@ -325,7 +311,9 @@ def rows_and_prior(estimator, training, merge):
     """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
     size = check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     X, copies = training.X, None
-    weight = training.weight * class_weights(estimator, training)
+    y = estimator.classes_[training.y]
+    weight = checked_class_weights(estimator, y, training.weight)
+    weight = training.weight * weight[training.y]
     if merge:
         copies = find_copies(X, training.y, weight)
         X, weight = X[copies.first], copies.weight
@@ -388,7 +376,7 @@ def make_parted(estimator, run, from_user):
     seed, single = _seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
-    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights), size)
+    rows = PartedRows(run, len(facts), spec, float(counts @ weights), size)
     prior = make_prior(estimator, d, lambda: rows.column_sums().variances[:d])
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
@@ -413,12 +401,6 @@ def _is_averaged(estimator, variance, prior):
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
     return True
-
-
-def class_weights(estimator, training):
-    """Return the weight (q,) of each row's class."""
-    y = estimator.classes_[training.y]
-    return checked_class_weights(estimator, y, training.weight)[training.y]
 
 
 def checked_class_weights(estimator, y, weight):

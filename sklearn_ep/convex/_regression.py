@@ -90,13 +90,6 @@ class Rows(NamedTuple):
     y: np.ndarray
     weight: np.ndarray
 
-    def about(self, centre):
-        """Return dense rows about a `Centre`, or about zero for None."""
-        X = self.X.toarray() if sp.issparse(self.X) else self.X
-        if centre is None:
-            return Rows(X, self.y, self.weight)
-        return Rows(X - centre.columns, self.y - centre.response, self.weight)
-
 
 class StackedDesign:
     """The rows of X above those of C (the identity for None), that counts products with X.
@@ -277,8 +270,9 @@ class RegressionLoop:
         if self.noise is None:
             target.append([np.log(self._new_noise(error, trace, noise))])
         if self.prior.learn:
-            new_scale = self.prior.moved_scale(scale, Bu[n:], new, site)
-            target.append([np.log(self.prior.clipped(new_scale))])
+            slope = self.prior.loss_slope(Bu[n:], site, new) / m
+            new_scale = self.prior.clipped(float(scale * slope ** (1.0 / self.prior.growth)))
+            target.append([np.log(new_scale)])
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
             raise ImproperPosterior("variances are beyond the range of double precision")
@@ -424,10 +418,6 @@ class RegressionPosterior:
         c = self.centre
         return 0.0 if c is None else float(c.response - c.columns @ self.mean)
 
-    def intercept_std(self):
-        """Return the standard deviation of the intercept, 0 if there is none."""
-        return float(np.sqrt(self.predict(np.zeros((1, len(self.mean))))[1][0]))
-
     def latent_mean(self, X):
         """Return means (n,) of noise-free responses."""
         return X @ self.mean + self.intercept
@@ -504,13 +494,17 @@ class RegressionPlan:
         learned = loop.exact and loop.design.C is None
         if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
             return 1.0, 0.0
-        rows = rows.about(centre)
-        weight, n = rows.weight, len(rows.y)
+        X, y, weight = rows
+        X, n = X.toarray() if sp.issparse(X) else X, len(y)
+        if centre is not None:
+            X, y = X - centre.columns, y - centre.response
+        rows = Rows(X, y, weight)
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
             return 1.0, 0.0
         precision = step.weight[loop.design.n_rows :]
-        centres = self._centres_of_sites(step, precision)
+        own = loop.prior.penalty(step.u, step.variances.coefficient_variance(), step.scale)
+        centres = step.u - own.slope / precision  # means of the sites of the coefficients
         try:
             gap, var = _left_out(rows, step, centres, precision, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
@@ -525,11 +519,6 @@ class RegressionPlan:
         told = shared if np.sum(weight[shared]) >= _BY.rows_for_noise else proper
         of_rows = gap[told], np.maximum(var[told], 0.0), step.noise, weight[told]
         return noise_temper(*of_rows), float(weight[told].sum())
-
-    def _centres_of_sites(self, step, precision):
-        """Return the means (d,) of the sites of the coefficients, of these precisions."""
-        own = step.variances.coefficient_variance()
-        return step.u - self.loop.prior.penalty(step.u, own, step.scale).slope / precision
 
 
 def _lone_columns(rows, flat):

@@ -455,8 +455,8 @@ class ConvexVariationalRegressor(
         """Return means, standard deviations and intervals, that of an intercept last."""
         mean, std, posterior = self.coef_, self.coef_std_, self._posteriors[0]
         if posterior.centre is not None:
-            mean = np.append(mean, self.intercept_)
-            std = np.append(std, posterior.intercept_std())
+            variance = posterior.predict(np.zeros((1, len(mean))))[1]
+            mean, std = np.append(mean, self.intercept_), np.append(std, np.sqrt(variance))
         return mean, std, interval_of(mean, std, level)
 
     def _figures(self):

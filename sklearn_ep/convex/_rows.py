@@ -55,15 +55,6 @@ class RowSpec(NamedTuple):
     token: str = ""
 
 
-class SiteSums(NamedTuple):
-    """Sums over rows at a posterior: expected loss, its gradient in u, B' diag(pi) B, pi' z."""
-
-    value: float
-    slope: np.ndarray
-    gram: np.ndarray
-    dof: float
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """Numbers per column from which variances of rows are formed.
@@ -106,6 +97,7 @@ class LineSums(NamedTuple):
     """Expected loss, its gradient in u, and pi' z, summed over rows.
 
     After a new anchor the sum of squared changes of log z besides, and pi' z of the sites before.
+    With exact variances B' diag(pi) B, else None.
     """
 
     value: float
@@ -113,6 +105,7 @@ class LineSums(NamedTuple):
     dof: float
     change: float = 0.0
     dof_before: float = 0.0
+    gram: Any = None
 
 
 class Calibration(NamedTuple):
@@ -139,17 +132,11 @@ class Calibration(NamedTuple):
     mean: np.ndarray
 
 
-class RightSums(NamedTuple):
-    """Diagonal of B' Pi B, and B' pi^1/2 E2 for signs E2 of some samples."""
-
-    diagonal: np.ndarray
-    right: np.ndarray
-
-
 class VectorSum(NamedTuple):
-    """A sum over rows of numbers per column."""
+    """A sum over rows of numbers per column, and a second one if asked for."""
 
     total: np.ndarray
+    right: Any = None
 
 
 def row_signs(first, n_rows, columns, seed):
@@ -234,12 +221,6 @@ class PartRows:
 
         return self._kept("weight", (point.tag, len(anchors), curvature), make)
 
-    def _copy_precision(self, u):
-        """Return the precision of one copy of each row at coefficients u and the variances kept."""
-        if self.z is None:
-            return np.full(len(self.sites.weight), START_PRECISION)
-        return self.sites.penalty(self.B @ u, self.z).precision / self.sites.weight
-
     def formed(self, candidate, u, precision=None):
         """Return what a `Candidate` says at coefficients u, with the variances kept.
 
@@ -249,12 +230,17 @@ class PartRows:
         """
 
         def make():
-            p = self._copy_precision(u) if precision is None else precision / self.sites.weight
-            product = x = None
+            weight, product, x = self.sites.weight, None, None
+            if precision is not None:
+                p = precision / weight
+            elif self.z is None:
+                p = np.full(len(weight), START_PRECISION)
+            else:
+                p = self.sites.penalty(self.B @ u, self.z).precision / weight
             if candidate.samples is None:
                 # without calibration the row's own share is left in: it matters less than the level
-                j = self.squares @ candidate.variances.astype(self.squares.dtype)
-                j = j.astype(float)
+                variances = candidate.variances.astype(self.squares.dtype)
+                j = (self.squares @ variances).astype(float)
             else:
                 j = leave_one_out(self.fast, candidate.variances, p)
                 product = self.fast @ candidate.samples.astype(self.fast.dtype)
@@ -282,7 +268,7 @@ class PartRows:
 
 
 def site_sums(rows, mean, root):
-    """Return the `SiteSums` of rows at a posterior, in blocks of rows."""
+    """Return the `LineSums` of rows at a posterior, with their matrix, in blocks of rows."""
     q, n = rows.B.shape
     value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
     for block in row_blocks(q, n):
@@ -293,7 +279,7 @@ def site_sums(rows, mean, root):
         slope += B.T @ f.slope
         gram += weighted_gram(B, f.precision)
         dof += float(f.precision @ z)
-    return SiteSums(value, slope, gram, dof)
+    return LineSums(value, slope, dof, gram=gram)
 
 
 def left_out(rows, mean, root):
@@ -396,14 +382,12 @@ class PartedRows:
     """The rows of a binary problem, wherever they are.
 
     `run(worker, numbers, *message)` returns the answers of all parts, of which there are `n_parts`
-    and which have `n_rows` rows of total `weight` and columns of a `size`; `spec` says how workers
-    read them.
+    whose rows have a total `weight` and columns of a `size`; `spec` says how workers read them.
     """
 
     run: Any
     n_parts: int
     spec: RowSpec
-    n_rows: int
     weight: float
     size: float
     n_visits: int = field(default=0, init=False)
@@ -476,11 +460,11 @@ def product_sums(rows, point, columns, *anchors):
 
 
 def right_sums(rows, point, columns, *anchors):
-    """Return the `RightSums` for a slice of samples."""
+    """Return the diagonal of B' Pi B, and B' pi^1/2 E2 for signs E2 of a slice of samples."""
     precision = rows.penalty(point, anchors).precision
     signs = row_signs(rows.first, rows.B.shape[0], columns, rows.seed)
     right = rows.B.T @ (np.sqrt(precision)[:, None] * signs)
-    return RightSums(_diagonal(rows, precision), right)
+    return VectorSum(_diagonal(rows, precision), right)
 
 
 def calibration_sums(rows, point, extra, *anchors):

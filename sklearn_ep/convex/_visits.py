@@ -429,10 +429,6 @@ class SampledLoop:
         evaluation = Evaluation(step.mean, residual, payload=step)
         return Result(step.mean, evaluation, trace.n_iter, reason, trace.history)
 
-    def state(self):
-        """Return what a later fit can start from."""
-        return self.place.point.u, self.place.scale, self.size
-
     def _new_prior(self, predictor, dof):
         """Renew what the prior depends on; return its change as a residual."""
         place, m, moved = self.place, self.prior.n_sites, 0.0
