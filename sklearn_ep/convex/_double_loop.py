@@ -103,28 +103,6 @@ class Inner(NamedTuple):
         return self.prior.slope + self.design.tdot(self.site.slope)
 
 
-class InnerProblem(NamedTuple):
-    """The penalised loss of a `DoubleLoop` at fixed variances of rows and coefficients."""
-
-    loop: Any
-    z: np.ndarray
-    coefficients: np.ndarray
-    scale: Any
-
-    def moved(self, point, d, length):
-        """Return the `Inner` along a direction (of weights, and of predictors)."""
-        u, s = point.u + length * d[0], point.s + length * d[1]
-        prior = self.loop.prior.penalty(u, self.coefficients, self.scale)
-        return Inner(u, s, prior, self.loop.sites.penalty(s, self.z), self.loop.design)
-
-    def direction(self, point, gradient, rtol):
-        """Return the Newton step of weights and predictors; `rtol` is for those that iterate."""
-        loop = self.loop
-        system = loop.system(loop.design, point.prior.curvature, point.site.curvature)
-        d = system.solve(-gradient)
-        return d, loop.design.dot(d)
-
-
 class OuterStep(NamedTuple):
     """One evaluation of the outer map: the solution at z and the posterior it implies.
 
@@ -226,13 +204,24 @@ class DoubleLoop:
         scale = in_log_scales(self.prior, x[q + m :])
         return np.exp(x[:q]), np.exp(x[q : q + m]), scale
 
+    def moved(self, point, d, length):
+        """Return the `Inner` along a direction (of weights, and of predictors)."""
+        u, s = point.u + length * d[0], point.s + length * d[1]
+        z, own, scale = self._fixed
+        return Inner(u, s, self.prior.penalty(u, own, scale), self.sites.penalty(s, z), self.design)
+
+    def direction(self, point, gradient, rtol):
+        """Return the Newton step of weights and predictors; `rtol` is for those that iterate."""
+        system = self.system(self.design, point.prior.curvature, point.site.curvature)
+        d = system.solve(-gradient)
+        return d, self.design.dot(d)
+
     def evaluate(self, x):
         """Map log variances to their `Evaluation`; the payload is an `OuterStep`."""
-        z, own, scale = self._unpack(x)
-        problem = InnerProblem(self, z, own, scale)
+        self._fixed = _, own, scale = self._unpack(x)
         limits = dict(unit=self.unit, scale=self.size, tol=self.inner_tol**2)
-        start = problem.moved(self, (0.0, 0.0), 0.0)
-        inner, n_newton = minimise(problem, start, max_iter=self.max_inner_iter, **limits)
+        start = self.moved(self, (0.0, 0.0), 0.0)
+        inner, n_newton = minimise(self, start, max_iter=self.max_inner_iter, **limits)
         self.u, self.s = inner.u, inner.s
         self.n_newton += n_newton
         system = self.system(self.design, inner.prior.precision, inner.site.precision)

@@ -280,12 +280,10 @@ class RegressionLoop:
         size = float(np.max(np.abs(change)) if self.exact else np.mean(change**2))
         loss = 0.5 * (error + trace) / noise + float(np.sum(site.value))
         loss += 0.5 * self.n_free * np.log(2.0 * np.pi * noise)
-        about = system, noise, scale, weight, trace / noise, loss, np.nan
+        objective = self.bound(scale, loss, system.log_det) if self.exact else np.nan
+        about = system, noise, scale, weight, trace / noise, loss, objective
         step = RegressionStep(self.u.copy(), variances, *about)
-        record = {}
-        if self.exact:
-            step = step._replace(objective=self.bound(step, system.log_det))
-            record["objective"] = step.objective
+        record = {"objective": objective} if self.exact else {}
         residual = max(size, rest if self.exact else rest**2)
         return Evaluation(whole, residual, 1.0, record, step)
 
@@ -303,13 +301,13 @@ class RegressionLoop:
             new = (error + trace + known) / (self.n_free + _BY.known_rows)
         return np.clip(new, _BY.least_noise * self.size, _BY.most_noise * self.size)
 
-    def bound(self, step, log_det):
+    def bound(self, scale, loss, log_det):
         """Return the bound on the log evidence; nan where the prior has no known normaliser."""
         d, m = self.design.shape[1], self.design.n_sites
         if m != d:
             return float("nan")
-        normaliser = self.prior.log_normaliser(step.scale) + self.log_det_C
-        return float(normaliser + 0.5 * d - 0.5 * log_det - step.loss)
+        normaliser = self.prior.log_normaliser(scale) + self.log_det_C
+        return float(normaliser + 0.5 * d - 0.5 * log_det - loss)
 
     def _variances(self, system, weight, precision):
         """Return variances of anything, those of the sites, and the trace of X A^-1 X'."""
@@ -700,11 +698,9 @@ def fit_regression(plan, monitor):
         limits["accept"] = not_lower
     result = iterate(loop.evaluate, loop.start(), **limits)
     step, d = result.evaluation.payload, loop.design.shape[1]
-    if loop.exact:
+    if loop.exact or loop.design.n_sites != d:
         return result, step.objective, 0.0
-    if loop.design.n_sites != d:
-        return result, float("nan"), 0.0
     system = step.system
     probes = rademacher(d, 8, plan.rng)
     log_det, error = log_determinant(system.times, system.preconditioner, probes)
-    return result, loop.bound(step, log_det), 0.5 * error
+    return result, loop.bound(step.scale, step.loss, log_det), 0.5 * error

@@ -111,7 +111,8 @@ class _Line(NamedTuple):
 class _Position:
     """Where a loop is, which is all that rows have to be told: coefficients, and variances.
 
-    `own` are the variances of coefficients with sites, and `scale` that of the prior.
+    `own` are the variances of coefficients with sites, and `scale` that of the prior. Here is the
+    inner problem as well, where `data` (n,) is the diagonal of B' Pi B, or near it.
     """
 
     def __init__(self, rows, prior, n):
@@ -119,7 +120,7 @@ class _Position:
         self.tags = itertools.count()
         self.point, self.own = self.new_point(np.zeros(n)), None
         self.anchors: list[Anchor] = []
-        self.n_products = 0
+        self.n_products, self.data = 0, np.zeros(n)
 
     def new_point(self, u):
         """Return the `Point` of coefficients u."""
@@ -154,10 +155,21 @@ class _Position:
         value = sums.value + float(np.sum(prior.value))
         return _Line(point, value, sums.slope + prior.slope, sums.dof, prior)
 
-    def penalty(self, point=None):
-        """Return that of the prior, here or at another point."""
-        u = (self.point if point is None else point).u
-        return self.prior.penalty(u, self.own, self.scale)
+    def penalty(self, point):
+        """Return that of the prior at a point."""
+        return self.prior.penalty(point.u, self.own, self.scale)
+
+    def moved(self, line, d, length):
+        """Return the `_Line` along a direction."""
+        return self.line(line.at.u + length * d[0])
+
+    def direction(self, line, gradient, rtol):
+        """Return the Newton step, by conjugate gradients."""
+        self.point, diagonal = line.at, line.prior.curvature
+        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
+        times, scale = self.images(diagonal, curvature=True), (diagonal + self.data)[:, None]
+        conjugate_gradients(times, scale, right, d, right.copy(), rtol)
+        return (d[:, 0],)
 
 
 class _Formed(NamedTuple):
@@ -316,25 +328,6 @@ class _ScaleSteps:
         return self.move
 
 
-class _Newton(NamedTuple):
-    """The inner problem at a `_Position`, `data` (n,) is the diagonal of B' Pi B, or near it."""
-
-    place: _Position
-    data: np.ndarray
-
-    def moved(self, line, d, length):
-        """Return the `_Line` along a direction."""
-        return self.place.line(line.at.u + length * d[0])
-
-    def direction(self, line, gradient, rtol):
-        """Return the Newton step, by conjugate gradients."""
-        self.place.point, diagonal = line.at, line.prior.curvature
-        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
-        times = self.place.images(diagonal, curvature=True)
-        conjugate_gradients(times, (diagonal + self.data)[:, None], right, d, right.copy(), rtol)
-        return (d[:, 0],)
-
-
 @dataclass
 class SampledLoop:
     """One binary problem.
@@ -363,9 +356,9 @@ class SampledLoop:
 
         `data` (n,) is the diagonal of B' Pi B, near enough for the preconditioner.
         """
-        unit = 1.0 / np.sqrt(line.prior.curvature + data)
+        unit, self.place.data = 1.0 / np.sqrt(line.prior.curvature + data), data
         limits = dict(unit=unit, scale=self.size, tol=tol, max_iter=self.max_inner_iter)
-        end, n = minimise(_Newton(self.place, data), line, **limits)
+        end, n = minimise(self.place, line, **limits)
         self.place.point, self.n_newton = end.at, self.n_newton + n
         return end
 
@@ -397,7 +390,9 @@ class SampledLoop:
         """
         place = self.place
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the residual tells
-            formed = self._form(place.penalty().precision, rtol, damping, not self._learning)
+            formed = self._form(
+                place.penalty(place.point).precision, rtol, damping, not self._learning
+            )
             place.anchors = [*place.anchors, formed.anchor]
             sums = place.visit(advance_sums, products=2)
         moved = self._new_prior(formed.predictor, sums.dof_before)
@@ -447,8 +442,9 @@ class SampledLoop:
         self._stays = not self._stays
         if not self._stays:
             # errors of variances do not settle where the bound has no top, as on separable classes
-            args = place.point.u, place.penalty(), place.scale, predictor, dof, self.prior.of_scale
-            step = np.log(self.prior.clipped(self.prior.new_scale(*args)) / place.scale)
+            at, penalty, prior = place.point, place.penalty(place.point), self.prior
+            new = prior.new_scale(at.u, penalty, place.scale, predictor, dof, prior.of_scale)
+            step = np.log(prior.clipped(new) / place.scale)
             place.scale = self.prior.clipped(place.scale * np.exp(steps.stretched(step)))
         return SCALE_SHARE * float(np.max(np.abs(steps.move)))
 

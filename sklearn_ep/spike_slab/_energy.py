@@ -18,7 +18,7 @@ natural gradient (infinity), a descent direction at any sites.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
@@ -63,15 +63,6 @@ class EPEnergy:
         return replace(self, noise=np.exp(h[0]), factor=factor)
 
 
-class SlabStatistics(NamedTuple):
-    """Expected squared error, squared slab coefficients, included features and indicators."""
-
-    squares: float
-    second: float
-    features: float
-    indicators: float
-
-
 class EnergyState:
     """Sites with all that EP and the descent of its energy want to know; parts made on demand."""
 
@@ -106,21 +97,23 @@ class EnergyState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in the hyperparameters at a fixed point."""
-        p, s = self.problem, self.slab_statistics
-        noise = 0.5 * (s.squares / p.noise - p.n_rows)
-        slab = 0.5 * (s.second / p.factor.slab_variance - s.features)
+        p, (squares, second, features, indicators) = self.problem, self.slab_statistics
+        noise = 0.5 * (squares / p.noise - p.n_rows)
+        slab = 0.5 * (second / p.factor.slab_variance - features)
         expected = p.factor.n_indicators(len(self.mean)) * expit(p.factor.logit)
-        return np.array([noise, slab, s.indicators - expected])
+        return np.array([noise, slab, indicators - expected])
 
     @property
     def slab_statistics(self):
-        """What hyperparameters are learned from, by the tilted distributions."""
+        """What hyperparameters are learned from, by the tilted distributions.
+
+        Expected squared error, squared slab coefficients, included features and indicators.
+        """
         q, t = self.marginals, self.matched_tilted
         # one indicator a group: its members agree, so each counts its share
         indicators = self.problem.factor.per_indicator(t.inclusion).sum()
         second = t.inclusion @ (t.slab_var + t.slab_mean**2)
-        squares = q.squared_error + q.trace
-        return SlabStatistics(squares, second, t.inclusion.sum(), indicators)
+        return q.squared_error + q.trace, second, t.inclusion.sum(), indicators
 
     @cached_property
     def gradient(self):
@@ -137,8 +130,7 @@ class EnergyState:
     @cached_property
     def tilted(self):
         """Tilted moments at the cavity; an improper one is flattened to the last proper one."""
-        factor = self.problem.factor
-        return factor.tilted(*_flattened(factor, self.cavity))
+        return tilted_at(self.problem.factor, self.cavity)
 
     @cached_property
     def matched_tilted(self):
@@ -166,11 +158,6 @@ class EnergyState:
         """Undamped sites of regular EP, see `positive_sites`."""
         return positive_sites(self.problem.factor, self.cavity, self.tilted)
 
-    @cached_property
-    def signed_target(self):
-        """Undamped sites of EP of any sign; those whose cavity is improper stay."""
-        return _signed(self.problem.factor, self.tilted, self.cavity, self.sites)
-
 
 def positive_sites(factor, cavity, tilted=None):
     """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds.
@@ -185,17 +172,15 @@ def positive_sites(factor, cavity, tilted=None):
     return np.stack([t.mean * (site + precision) - cavity[0], site])
 
 
-def sites_at(factor, cavity, sites):
+def tilted_at(factor, cavity):
+    """Tilted moments at cavities (2, d); improper ones are flattened to the last proper one."""
+    return factor.tilted(
+        cavity[0], np.maximum(cavity[1], (SMALLEST_SITE - 1.0) / factor.slab_variance)
+    )
+
+
+def signed_sites(factor, tilted, cavity, sites):
     """Undamped sites of EP of any sign at cavities (2, d); those whose cavity is improper stay."""
-    return _signed(factor, factor.tilted(*_flattened(factor, cavity)), cavity, sites)
-
-
-def _flattened(factor, cavity):
-    """Shift and precision of cavities, those that are improper at the last proper precision."""
-    return cavity[0], np.maximum(cavity[1], (SMALLEST_SITE - 1.0) / factor.slab_variance)
-
-
-def _signed(factor, tilted, cavity, sites):
     target = np.stack([tilted.mean / tilted.var, 1.0 / tilted.var]) - cavity
     return np.where(factor.proper(cavity[1]), target, sites)
 
@@ -241,7 +226,9 @@ def regular_ep(
         nonlocal last
         last = state = problem.at(x, last)
         record = {"objective": state.energy} if energies else {}
-        target = state.signed_target if signed else state.target
+        target = state.target
+        if signed:
+            target = signed_sites(problem.factor, state.tilted, state.cavity, x)
         if in_turn:
             target = towards(x, swept_in_turn(state, damping), damping)
         return Evaluation(target, state.residual, record=record, payload=state)
@@ -290,6 +277,7 @@ def _solve_separate(share, slab, gaussian, x):
     return np.stack([top + m * low, low])
 
 
+@dataclass
 class Descent:
     """One state after another, each of no larger energy.
 
@@ -297,9 +285,8 @@ class Descent:
     blocks cost more than they save: far from the end their Newton steps are mostly rejected.
     """
 
-    def __init__(self, max_block=50):
-        self.max_block = max_block
-        self.alpha = 0.0
+    max_block: int
+    alpha: float = 0.0
 
     def step(self, state):
         """Return (next state, True), or (the same state, False): it is stationary to rounding."""

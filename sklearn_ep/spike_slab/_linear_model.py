@@ -48,25 +48,15 @@ class LinearModel:
     X (n, d) and y (n,) are as they enter the model: centred, scaled, rows times the root of their
     weight. More rows than columns are replaced once by the d + 1 rows of a QR factorisation,
     O(n d^2): nothing below depends on n any more, and the residual needs no difference of large
-    numbers.
+    numbers. Rows that are not to be met again need not be `reduced`.
     """
 
-    def __init__(self, X, y):
-        rest = 0.0
-        if X.shape[0] > X.shape[1] + 1:
+    def __init__(self, X, y, reduced=True):
+        self.rest = 0.0
+        if reduced and X.shape[0] > X.shape[1] + 1:
             r: Any = np.linalg.qr(np.column_stack([X, y]), mode="r")
-            X, y, rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
-        self._set(X, y, rest)
-
-    @classmethod
-    def of_rows(cls, X, y):
-        """Return the model of rows as they are, where they are not to be met again."""
-        model = cls.__new__(cls)
-        model._set(X, y, 0.0)
-        return model
-
-    def _set(self, X, y, rest):
-        self.X, self.y, self.rest = X, y, rest
+            X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
+        self.X, self.y = X, y
         self.Xy = X.T @ y
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None

@@ -26,7 +26,6 @@ from .._estimator.checks import (
     check_number_or_auto,
     group_numbers,
     is_part_list,
-    is_single,
     validate_training,
     warn_of_spreads,
 )
@@ -133,7 +132,7 @@ class SpikeSlabPlan:
     The number `n_different` of rows tells what correlation there is by chance. `warm` are
     hyperparameters and sites of the last fit, or None. There is one of `start_seeds` for each start
     at the final hyperparameters; `evidence_seed` draws models, single ones that check the evidence
-    or those of chains; `single` says that the rows are in single precision.
+    or those of chains.
     """
 
     units: Standardisation
@@ -149,7 +148,6 @@ class SpikeSlabPlan:
     start_seeds: np.ndarray
     evidence_seed: int
     n_jobs: Any
-    single: bool
 
 
 def check_parameters(estimator):
@@ -206,7 +204,6 @@ def make_plan(estimator, X, y, sample_weight, groups):
         start_seeds=start_seeds,
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
         n_jobs=effective_n_jobs(estimator.n_jobs),
-        single=is_single(X),
     )
 
 

@@ -335,12 +335,13 @@ class ModelMixture(SparseMixture):
     mean: np.ndarray
     root: np.ndarray
     nodes: np.ndarray
-    noise: np.ndarray
-    slab: np.ndarray
     prior_inclusion: np.ndarray
     inclusion: np.ndarray
     columns: np.ndarray
     correlation: np.ndarray
+
+    def __post_init__(self):
+        self.noise, self.slab = np.exp(self.nodes[:, 0]), np.exp(self.nodes[:, 1])
 
     @cached_property
     def means(self):
@@ -438,8 +439,7 @@ def mixture_of_draws(units, law, draws, seed):
     nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
     return ModelMixture(
         units, weight, np.append(law.order, d)[models], mean * inside, root * inside[:, None, :],
-        nodes, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expected,
-        inclusion, columns, law.problem.model.correlations(columns, columns),
+        nodes, expected, inclusion, columns, law.problem.model.correlations(columns, columns),
     )  # fmt: skip
 
 

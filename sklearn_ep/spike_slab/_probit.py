@@ -177,7 +177,7 @@ class ProbitState:
         self.intercept = Intercept.of(problem.X, self.precision, shift, problem.fit_intercept)
         y = shift / np.where(root > 0, root, 1.0)
         rows = self.intercept.taken_off(root[:, None] * problem.X)
-        self.model = LinearModel.of_rows(rows, self.intercept.taken_off(y))
+        self.model = LinearModel(rows, self.intercept.taken_off(y), reduced=False)
         low = LOW_SITE / problem.factor.slab_variance
         self.marginals = self.model.marginals(self.columns[1], self.columns[0], 1.0, low)
         q = self.marginals
@@ -312,7 +312,7 @@ def make_plan(estimator, X, y, sample_weight):
     check_working_columns(estimator, columns)
     labels = np.where(training.y == 1, 1.0, -1.0)
     given = estimator.slab_variance, estimator.prior_inclusion
-    model = LinearModel.of_rows(np.sqrt(weight)[:, None] * columns, labels)
+    model = LinearModel(np.sqrt(weight)[:, None] * columns, labels, reduced=False)
     space = Space.of(model, weight.sum(), 1.0, *(None if v == "auto" else v for v in given))
     factor = SpikeSlab(np.exp(space.value[1]), space.value[2])
     how, small = estimator.hyperparameters, columns.size <= LARGEST_INTEGRATED

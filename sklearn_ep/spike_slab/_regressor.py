@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import check_number, in_precision_of_rows
+from .._estimator.checks import check_number, in_precision_of_rows, is_single
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
@@ -344,7 +344,7 @@ class SpikeSlabRegressor(
             found = ep_attributes(plan, monitor)
         for name in {"site_precision_", "site_shift_"} & vars(self).keys():
             delattr(self, name)  # a fit by chains has none
-        keep(self, found, monitor, plan.single)
+        keep(self, found, monitor, is_single(X))
         if not self.converged_:
             (warn_not_mixed if self.algorithm_used_ == "chains" else warn_not_converged)(self)
         return self

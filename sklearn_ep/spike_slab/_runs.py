@@ -12,7 +12,7 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Reason, Silent, Trace
 from .._engine.partition import Workers
 from ._double_loop import double_loop
-from ._energy import descend, regular_ep, sites_at
+from ._energy import descend, regular_ep, signed_sites, tilted_at
 
 # Halved and doubled by doc/benchmarks/spike_slab_constants.py on 20 sets of the published protocol:
 # mean nats of evidence, and sweeps as a ratio.
@@ -301,4 +301,4 @@ def first_sites(problem, near):
     cavity = near.cavity * (there.noise / problem.noise)
     # in slab variances sites change least from one node to the next
     sites = near.sites * (there.factor.slab_variance / problem.factor.slab_variance)
-    return sites_at(problem.factor, cavity, sites)
+    return signed_sites(problem.factor, tilted_at(problem.factor, cavity), cavity, sites)
