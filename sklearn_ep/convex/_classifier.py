@@ -462,9 +462,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 self._fit_parts(array_parts(training, self.n_partitions), False, X, y)
             else:
                 joint = takes_joint(self, *training.X.shape)
-                problem = (joint_problem if joint else make_problem)(self, training)
-                fit_one = fit_exact if problem.variance == "exact" else fit_sampled
-                fit_one = fit_joint if joint else fit_one
+                if joint:
+                    problem, fit_one = joint_problem(self, training, joint), fit_joint
+                else:
+                    problem = make_problem(self, training)
+                    fit_one = fit_exact if problem.variance == "exact" else fit_sampled
                 data = training.y, problem.limits.max_iter, (X, y), joint
                 fits = fit_problems(self, problem, fit_one, *data)
                 _store_fit(self, problem, fits, training.kept)

@@ -34,7 +34,7 @@ from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit
 from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
-from ._parameters import Limits, refuse_integration, takes_joint
+from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
 from ._problem import Problem, evidence_probes, rows_and_prior, single_node
 from ._systems import with_ones
@@ -165,17 +165,17 @@ class JointProblem(Problem):
         return JointWeightPosterior(coef, spread, self.intercept)
 
 
-def joint_problem(estimator, training):
-    """Return the `JointProblem` of checked training data."""
+def joint_problem(estimator, training, how):
+    """Return the `JointProblem` of checked training data; `how` is what `takes_joint` says."""
     refuse_integration(estimator, "several classes jointly")
     rows, prior = rows_and_prior(estimator, training, merge=True)
     (n, q), K = rows.design.shape, len(estimator.classes_)
-    sampled = takes_joint(estimator, *training.X.shape) == "sampled"
+    sampled = how == "sampled"
     # three sweeps for an outer step, which is several of Newton's
     longer, shape = 1 if sampled else 3, (n, q, K, "joint sampled" if sampled else "joint", None)
-    variance, solver = ("calibrated", "cg") if sampled else ("exact", "primal")
-    how = variance, solver, Limits.of(estimator, longer)
-    problem = JointProblem.of(estimator, rows, prior, how, len(training.y), shape)
+    methods = ("calibrated", "cg") if sampled else ("exact", "primal")
+    given = (*methods, Limits.of(estimator, longer)), len(training.y), shape
+    problem = JointProblem.of(estimator, rows, prior, *given)
     problem.n_classes = K
     if sampled:
         k, rng = estimator.n_variance_samples, check_random_state(estimator.random_state)
@@ -305,26 +305,19 @@ class FactorAt(NamedTuple):
         return cls(at, evidence + of_scale.log_density(at), step)
 
 
-def _vertex(left, middle, right):
-    """Return where a parabola through three places is highest, and what it gains over the middle.
-
-    Nothing is gained where it has no top.
-    """
-    at, evidence, _ = np.array([left, middle, right]).T
-    bend, slope, _ = np.polyfit(at - middle.at, evidence, 2)
-    move = -0.5 * slope / bend if bend < 0 else 0.0
-    return middle.at + move, 0.5 * slope * move
-
-
 def _next(places, bounds):
     """Return the next log factor to look at, and how many nats it promises."""
     places = sorted(places)
     best = int(np.argmax([place.evidence for place in places]))
     if len(places) > 2:
-        middle = min(max(best, 1), len(places) - 2)
-        at, gain = _vertex(*places[middle - 1 : middle + 2])
-        gain -= places[best].evidence - places[middle].evidence
-        if gain > 0 or best == middle:
+        # where a parabola through three places is highest, if it has a top
+        centre = min(max(best, 1), len(places) - 2)
+        middle = places[centre]
+        ats, evidences, _ = np.array(places[centre - 1 : centre + 2]).T
+        bend, slope, _ = np.polyfit(ats - middle.at, evidences, 2)
+        move = -0.5 * slope / bend if bend < 0 else 0.0
+        at, gain = middle.at + move, 0.5 * slope * move - places[best].evidence + middle.evidence
+        if gain > 0 or best == centre:
             at = float(np.clip(at, places[0].at - _FACTOR.longest, places[-1].at + _FACTOR.longest))
             return float(np.clip(at, *bounds)), gain
     outwards = -1 if best == 0 else 1

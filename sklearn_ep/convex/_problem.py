@@ -169,73 +169,60 @@ def fit_exact(problem, sign, monitor, k):
 def fit_sampled(problem, sign, monitor, k):
     """Fit binary problem k by visits to the rows, which are all in one part."""
     memory = problem.rows
-    sign = sign[memory.copies.first]
-    own, rows = memory.one_part(sign)
-    loop, result, log_evidence, attributes = _sampled(problem, rows, monitor, problem.lasts[k])
-    step, place = result.evaluation.payload, loop.place
-    at = place.point, place.anchors
-    precision = own.penalty(*at).precision
+    own, rows = memory.one_part(sign[memory.copies.first])
+    posterior, result, log_evidence, attributes, how = _visited(problem, rows, monitor, k)
+    form, *at = how
+    step, precision = result.evaluation.payload, own.penalty(*at).precision
     attributes |= dict(
         site_precision=precision,
-        marginal_variance=own.variances(place.anchors),
+        marginal_variance=own.variances(at[1]),
         n_passes=0,
-        left_out=rows_at_scales(problem.scales, *left_out_of_anchors(own, *at)),
+        left_out=rows_at_scales(problem.scales, *form(own, *at)),
     )
-    posterior = problem.posterior(step)
     posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
     attributes = memory.copies.of_rows(attributes)
     return _finished(posterior, result, log_evidence, attributes)
-
-
-def _sampled(problem, rows, monitor, last):
-    """Run the loop with sampled variances on `PartedRows`.
-
-    Returns it with its result, the evidence, and what is known besides.
-    """
-    limits, prior = problem.limits, problem.prior
-    inner = limits.inner_tol, limits.max_inner_iter
-    loop = SampledLoop(rows, prior, problem.noise, *inner, problem.variance)
-    result = loop.solve(monitor=monitor, last=last, **limits.outer)
-    step = result.evaluation.payload
-    log_evidence, error = loop.finish(step, problem.evidence_probes)
-    counts = dict(n_mvm=loop.place.n_products, n_newton=loop.n_newton)
-    last = loop.place.point.u, loop.place.scale, loop.size
-    told = dict(evidence_std=error, last=last, **counts)
-    return loop, result, log_evidence, problem.known(step, log_evidence, **told)
 
 
 def fit_parted(problem, monitor, k):
     """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
     # class k against the rest, else the second of two classes
     positive = k if len(problem.lasts) > 1 else 1
-    fit = _natural_parts if problem.variance == "exact" else _sampled_parts
     with fit_token() as token:
         rows = problem.rows.of_class(positive, token)
-        result, log_evidence, attributes, how = fit(problem, rows, monitor, problem.lasts[k])
+        posterior, result, log_evidence, attributes, how = _visited(problem, rows, monitor, k)
         left_out = LeftOut(np.ones(2)) if problem.scales is None else rows.left_out(*how)
-    posterior = problem.posterior(result.evaluation.payload)
     attributes |= dict(left_out=left_out, n_passes=rows.n_visits)
     return _finished(posterior, result, log_evidence, attributes)
 
 
-def _sampled_parts(problem, rows, monitor, last):
-    """Fit with sampled variances; the last answer is how rows are left out."""
-    loop, *fit = _sampled(problem, rows, monitor, last)
-    return *fit, (left_out_of_anchors, loop.place.point, loop.place.anchors)
+def _visited(problem, rows, monitor, k):
+    """Run the loop of binary problem k on `PartedRows`.
 
-
-def _natural_parts(problem, rows, monitor, last):
-    """Do the same with exact variances."""
-    prior = problem.prior
-    loop = NaturalGradient(rows, prior)
-    state = loop.start() if last is None else last
-    result = loop.solve(state, monitor=monitor, **problem.limits.outer)
-    step = result.evaluation.payload
-    log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
-    counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
-    attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
-    how = left_out, step.mean, step.system.half
-    return result, log_evidence, attributes, how
+    Returns the posterior, the result, the evidence, what is known besides, and how rows are left
+    out.
+    """
+    prior, limits, last = problem.prior, problem.limits, problem.lasts[k]
+    loop: Any
+    if problem.variance == "exact":
+        loop = NaturalGradient(rows, prior)
+        state = loop.start() if last is None else last
+        result = loop.solve(state, monitor=monitor, **limits.outer)
+        step = result.evaluation.payload
+        log_evidence, error = np.nan if np.any(np.isinf(prior.variance)) else step.objective, 0.0
+        last, counts = result.x, dict(n_mvm=2 * rows.n_visits, n_newton=0)
+        how = left_out, step.mean, step.system.half
+    else:
+        inner = limits.inner_tol, limits.max_inner_iter
+        loop = SampledLoop(rows, prior, problem.noise, *inner, problem.variance)
+        result = loop.solve(monitor=monitor, last=last, **limits.outer)
+        step, place = result.evaluation.payload, loop.place
+        log_evidence, error = loop.finish(step, problem.evidence_probes)
+        last = place.point.u, place.scale, loop.size
+        counts = dict(n_mvm=place.n_products, n_newton=loop.n_newton)
+        how = left_out_of_anchors, place.point, place.anchors
+    attributes = problem.known(step, log_evidence, evidence_std=error, last=last, **counts)
+    return problem.posterior(step), result, log_evidence, attributes, how
 
 
 def _finished(posterior, result, log_evidence, attributes):

@@ -7,6 +7,7 @@ the bounds of the batches is a prequential evidence: factors g can be compared b
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +24,12 @@ from ._systems import SYSTEMS, Design, DualSystem, PrimalSystem, low_rank_system
 class BatchPlan:
     """What the estimator decides for a stream.
 
-    `prior` (n,) are the prior precisions, `rank` that of the precision beside its diagonal, None
-    for all of it; `limits` are those of the double loop.
+    `prior` (n,) are the prior precisions.
     """
 
+    estimator: Any
     prior: np.ndarray
-    intercept: bool
-    bound: str
-    forgetting: float
-    rank: int | None
-    limits: Limits
-    variance: str = "exact"
+    variance = "exact"
 
     @property
     def solver(self):
@@ -43,7 +39,8 @@ class BatchPlan:
     def start(self):
         """Return the posterior before any row: the prior."""
         system = self._added(self.prior, np.zeros((1, len(self.prior))), np.zeros(1))
-        return WeightPosterior(np.zeros(len(self.prior)), self.intercept, system, system)
+        mean, intercept = np.zeros(len(self.prior)), bool(self.estimator.fit_intercept)
+        return WeightPosterior(mean, intercept, system, system)
 
     def _added(self, prior, rows, weight):
         """Return the system of a prior and rows, in the form in which batches are fitted."""
@@ -64,20 +61,21 @@ class BatchPlan:
 
         `last` is the `WeightPosterior` so far; the evidence is what the batch adds.
         """
-        before, mean, g = self._carried(last), last.mean, self.forgetting
+        estimator, before, mean = self.estimator, self._carried(last), last.mean
+        g, rank = estimator.forgetting, estimator.stream_rank
         if g < 1.0:
             old = g * before.times(mean)
             before = before.weakened(g, (1.0 - g) * self.prior)
             mean = before.solve(old)
-        design, sites = Design(X, self.intercept), LogisticSites(sign, weight, self.bound)
+        design, sites = Design(X, last.intercept), LogisticSites(sign, weight, estimator.bound)
         prior = CarriedPrior(mean, before)
-        fits = ExactFit(design, sites, prior, SYSTEMS[self.solver], self.limits)
+        fits = ExactFit(design, sites, prior, SYSTEMS[self.solver], Limits.of(estimator))
         result = fits.solved()[1]
         step = result.evaluation.payload
         after = step.system
-        if self.rank is not None:
-            after = _compressed(after, self.prior, self.rank, before)
-        posterior = WeightPosterior(step.mean, self.intercept, after, after)
+        if rank is not None:
+            after = _compressed(after, self.prior, rank, before)
+        posterior = WeightPosterior(step.mean, last.intercept, after, after)
         # coefficients less what the prior explains
         dof = np.sum(1.0 - self.prior * posterior.coefficient_variance())
         nothing = dict.fromkeys(("n_mvm", "n_newton", "n_passes", "evidence_std"), 0)
@@ -98,8 +96,7 @@ def plan_stream(estimator, d):
             f"stream_rank must be given for more than {SIZES.stream} coefficients, got "
             f"{len(prior)}: 0 keeps the diagonal of the precision, 30 much of the rest, too."
         )
-    of_fit = bool(estimator.fit_intercept), estimator.bound, estimator.forgetting
-    return BatchPlan(prior, *of_fit, estimator.stream_rank, Limits.of(estimator))
+    return BatchPlan(estimator, prior)
 
 
 def _compressed(A, prior, rank, last):

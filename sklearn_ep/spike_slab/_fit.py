@@ -183,10 +183,7 @@ def ep_attributes(plan, monitor):
     searched, dense, asked = "none", False, False
     if plan.space.free.any():
         with monitor.phase("learning") as told:
-            search = EvidenceSearch(
-                plan.problem, plan.space, plan.settings, plan.prior, plan.evidence_seed,
-                plan.noise_starts, told, plan.integrates,
-            )  # fmt: skip
+            search = EvidenceSearch(plan, told)
             place, searched, dense = search.learn(plan.warm)
         h, sites, asked = place.h, place.state.sites, search.asked
     problem, space = plan.problem.with_parameters(h), plan.space

@@ -19,7 +19,7 @@ dense start, whose sum is Gaussian.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,13 +29,12 @@ from scipy.special import log_expit, logsumexp
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import Told, unheard
 from ._chains import best_model
 from ._energy import descend, regular_ep
-from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target
+from ._hyperparameters import HyperPrior, completed_curvature, em_target
 from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
-from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
+from ._runs import SWEEPS, annealed, prior_sites, proper_state
 
 
 class _Learning(NamedTuple):
@@ -135,7 +134,6 @@ class Place:
         return np.abs(self.state.mean - other.state.mean).max() < _LEARNING.same_mean * scale
 
 
-@dataclass
 class EvidenceSearch:
     """Maximisation of evidence times `prior` over what is free in `space`, from several starts.
 
@@ -147,18 +145,13 @@ class EvidenceSearch:
     what would have won.
     """
 
-    problem: Any
-    space: Space
-    settings: RunSettings
-    prior: HyperPrior
-    seed: int
-    fractions: list
-    told: Told = unheard
-    wary: bool = False
-    asked: bool = field(default=False, init=False)
-    doubt: bool = field(default=False, init=False)
+    def __init__(self, plan, told):
+        self.problem, self.space, self.prior = plan.problem, plan.space, plan.prior
+        self.settings, self.seed, self.wary = plan.settings, plan.evidence_seed, plan.integrates
+        self.fractions, self.told = plan.noise_starts, told
+        self.asked = self.doubt = False
 
-    def learn(self, warm=None):
+    def learn(self, warm):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
 
         (h, sites) of a warm start take the place of noise starts.
