@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
 from .._engine.sites import Sites
@@ -42,12 +43,7 @@ from .._estimator.fitting import (
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import CoefficientReport
-from ._joint import (
-    JointWeightPosterior,
-    fit_joint,
-    joint_log_weights,
-    joint_problem,
-)
+from ._joint import JointWeightPosterior, fit_joint, joint_problem
 from ._parameters import (
     SitePrior,
     check_parameters,
@@ -654,8 +650,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             kept = weight > 0
             sites = self.site_precision_.T[kept], self._site_shift.T
             sites = Sites(*(site / weight[kept][:, None] for site in sites))
-            of_rows = X[kept], np.searchsorted(self.classes_, rows.y)[kept], weight[kept]
-            return joint_log_weights(posterior, *of_rows, sites, n_draws, rng), remarks
+            latent = posterior.predictors(X[kept], posterior.sample(n_draws, rng))
+            of_rows = np.searchsorted(self.classes_, rows.y)[kept], weight[kept], sites, latent
+            return class_log_weights(posterior.factor, *of_rows), remarks
         log_weights = weight_space_log_weights(
             posterior.factor,
             self._signs(rows.y, 1)[0],

@@ -23,7 +23,6 @@ from .._engine.class_sites import (
     JointEP,
     class_covariances,
     class_left_out,
-    class_log_weights,
     class_update,
     empty_sites,
 )
@@ -358,9 +357,3 @@ def best_log_factor(of_scale, place):
         if min(abs(at - place.at) for place in places) <= _FACTOR.close:
             break
     return at
-
-
-def joint_log_weights(posterior, X, y, weight, sites, n_draws, rng):
-    """Return log weights of draws of the weights to the true posterior, given the sites."""
-    latent = posterior.predictors(X, posterior.sample(n_draws, rng))
-    return class_log_weights(posterior.factor, y, weight, sites, latent)

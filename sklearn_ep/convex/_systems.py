@@ -294,26 +294,18 @@ class DiagonalCovariance:
         return np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
 
 
-class PerturbedDraws:
-    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011).
+def perturbed_draws(system, n_samples, rng):
+    """Return draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011).
 
     For A = diag(D) + B' diag(pi) B: `prior_precision` D (n,), `design` of B and `weight` pi (q,).
     """
-
-    solve: Any
-    design: Any
-    weight: np.ndarray
-    prior_precision: np.ndarray
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) of the weights about their mean."""
-        q, n = self.design.shape
-        right = np.sqrt(self.prior_precision)[:, None] * rng.standard_normal((n, n_samples))
-        noise = np.sqrt(self.weight)[:, None] * rng.standard_normal((q, n_samples))
-        return self.solve(right + self.design.tdot(noise)).T
+    q, n = system.design.shape
+    right = np.sqrt(system.prior_precision)[:, None] * rng.standard_normal((n, n_samples))
+    noise = np.sqrt(system.weight)[:, None] * rng.standard_normal((q, n_samples))
+    return system.solve(right + system.design.tdot(noise)).T
 
 
-class DualSystem(PerturbedDraws):
+class DualSystem:
     """A by the q x q matrix M = I + W B P^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
 
     The prior P is its precisions (n,), positive, or a system; then there are no draws.
@@ -328,6 +320,8 @@ class DualSystem(PerturbedDraws):
         M = self.root[:, None] * self.K * self.root
         add_to_diagonal(M, 1.0)
         self.lower = checked_cholesky(M)
+
+    draw = perturbed_draws
 
     @property
     def log_det(self):
@@ -457,7 +451,7 @@ class SolvedByProducts:
         return x.reshape(right.shape)
 
 
-class IterativeSystem(SolvedByProducts, PerturbedDraws):
+class IterativeSystem(SolvedByProducts):
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
@@ -467,6 +461,8 @@ class IterativeSystem(SolvedByProducts, PerturbedDraws):
     def __init__(self, design, diagonal, weight, data):
         self.design, self.prior_precision, self.weight = design, diagonal, weight
         self.preconditioner = diagonal + data
+
+    draw = perturbed_draws
 
     def times(self, V):
         """Return A V for columns."""

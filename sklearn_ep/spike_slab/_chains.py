@@ -161,11 +161,6 @@ def _widened(models, width, none):
     return models if more <= 0 else np.pad(models, ((0, 0), (0, more + 3)), constant_values=none)
 
 
-def _goes_out(size):
-    """Return how often one of so many columns goes out; more often, their number hardly moves."""
-    return np.minimum(size / (size + 2.0), 0.5)
-
-
 class ModelChains:
     """Markov chains over models, run in parallel."""
 
@@ -179,7 +174,9 @@ class ModelChains:
             model[:size] = rng.choice(d, size, replace=False)
         self.log_ratio = np.full(n_chains, law.space.value[1] - law.space.value[0])
         self._chain = np.arange(n_chains)
-        self._out = _goes_out(np.arange(d + 2))
+        # how often one of so many columns goes out; more often, their number hardly moves
+        sizes = np.arange(d + 2)
+        self._out = np.minimum(sizes / (sizes + 2.0), 0.5)
         # how many columns one that goes in beside k stands for, and its log odds to none: these
         # weigh how often a step takes it out again, against how often it takes none out, so that
         # the posterior is kept

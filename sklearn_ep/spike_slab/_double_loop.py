@@ -17,7 +17,7 @@ from .._engine.gaussian import (
     cholesky_solve,
 )
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._energy import ROUNDING, SMALLEST_SITE
+from ._energy import ROUNDING, SMALLEST_SITE, gaussian_fisher
 
 # Newton steps of one inner solve, four to eight as a rule.
 NEWTON_STEPS = 40
@@ -90,11 +90,8 @@ class _Saddle:
 
         Both are zero for parameters that are not free.
         """
-        d, mean = len(state.mean), state.mean
-        fisher, cov = np.empty((2 * d, 2 * d)), state.marginals.block(np.arange(d))
-        fisher[:d, :d], fisher[:d, d:] = cov, -cov * mean
-        fisher[d:, :d], fisher[d:, d:] = fisher[:d, d:].T, cov * (0.5 * cov + np.outer(mean, mean))
-        fisher += self.problem.factor.fisher_block(tilted, np.arange(d))
+        every = np.arange(len(state.mean))
+        fisher = gaussian_fisher(state, every) + self.problem.factor.fisher_block(tilted, every)
         index, move = np.flatnonzero(free.ravel()), np.zeros(free.size)
         uphill = gradient * free / np.diagonal(fisher).reshape(2, -1)
         size = 1.0 / np.sqrt(np.diagonal(fisher)[index])

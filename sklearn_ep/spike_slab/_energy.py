@@ -252,10 +252,11 @@ STEP_SHARES = (1.0, 0.5)
 ROUNDING = 1e-11
 
 
-def _apply(blocks, x):
-    """Product of 2 x 2 symmetric blocks with vectors of shape (2, d)."""
-    a, b, c = blocks
-    return np.stack([a * x[0] + b * x[1], b * x[0] + c * x[1]])
+def gaussian_fisher(state, index):
+    """Covariance (2 k, 2 k) of (w, -w^2/2) of some coefficients under Q."""
+    cov, mean = state.marginals.block(index), state.mean[index]
+    cross = -cov * mean
+    return np.block([[cov, cross], [cross.T, cov * (0.5 * cov + np.outer(mean, mean))]])
 
 
 def _solve_separate(share, slab, gaussian, x):
@@ -323,13 +324,9 @@ class Descent:
         move = self._separate_step(factor, tilted, (state.mean, state.var), g)
         if not index.size:
             return move
-        cov, mean = state.marginals.block(index), state.mean[index]
-        cross = -cov * mean
-        square = cov * (0.5 * cov + np.outer(mean, mean))
-        fisher = np.block([[cov, cross], [cross.T, square]])
-        m, v = mean[:, None], state.var[index][:, None]
+        m, v = state.mean[index][:, None], state.var[index][:, None]
         marginal = v, -m * v, v * (0.5 * v + m * m)
-        joint = factor.fisher_block(tilted, index)
+        joint, fisher = factor.fisher_block(tilted, index), gaussian_fisher(state, index)
         part = self._joint_step(joint, fisher, marginal, np.concatenate(g[:, index]))
         if part is None:
             return None
@@ -338,7 +335,7 @@ class Descent:
 
     def _separate_step(self, factor, tilted, marginal, g):
         """-(alpha Fh + Fs)^-1 Fh g, by blocks and one rank for each indicator."""
-        blocks, e, c = factor.fisher_parts(tilted)
+        (b11, b12, b22), e, c = factor.fisher_parts(tilted)
 
         def along(x):
             return c * factor.spread(factor.total(e[0] * x[0] + e[1] * x[1]))
@@ -347,7 +344,8 @@ class Descent:
             slab = tilted.slab_mean, tilted.slab_var
             return _solve_separate(self.alpha * tilted.inclusion, slab, marginal, x)
 
-        image = inverse(_apply(blocks, g) + e * along(g))
+        own = np.stack([b11 * g[0] + b12 * g[1], b12 * g[0] + b22 * g[1]])
+        image = inverse(own + e * along(g))
         if self.alpha > 0:
             lift = inverse(e)
             image -= lift * (self.alpha * along(image) / (1.0 + self.alpha * along(lift)))

@@ -103,12 +103,10 @@ class CoefficientPosterior:
 
     def latent(self, X):
         """Return mean and variance (n,) at rows."""
-        pairs = [self._latent(self.units.rows(block)) for block in dense_blocks(X)]
+        pairs, q = [], self.marginals
+        for rows in map(self.units.rows, dense_blocks(X)):
+            pairs.append((rows @ q.mean, q.covariance(rows)))
         mean, var = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        return mean, var
-
-    def _latent(self, rows):
-        mean, var = rows @ self.marginals.mean, self.marginals.covariance(rows)
         return self.units.response(mean), var + self._intercept_variance
 
     def covariance(self, X1, X2):
@@ -251,10 +249,9 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
     def __init__(self, posteriors: list[CoefficientPosterior], weight: np.ndarray):
         super().__init__(posteriors, weight)
         self.units = posteriors[0].units
-        self.noise, self.slab, self.prior_inclusion = (
-            np.array([getattr(p, name) for p in posteriors])
-            for name in ("noise", "slab", "prior_inclusion")
-        )
+        self.noise = np.array([p.noise for p in posteriors])
+        self.slab = np.array([p.slab for p in posteriors])
+        self.prior_inclusion = np.array([p.prior_inclusion for p in posteriors])
 
     def _mean(self, of_one):
         return sum(w * of_one(p) for w, p in zip(self.weight, self.posteriors, strict=True))
@@ -286,12 +283,11 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
 
     def coefficients(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
-        return draw_mixture(
-            self.weight,
-            lambda m, size: self.posteriors[m].coefficients(size, rng, exact_zeros),
-            n_samples,
-            rng,
-        )
+
+        def of_part(m, size):
+            return self.posteriors[m].coefficients(size, rng, exact_zeros)
+
+        return draw_mixture(self.weight, of_part, n_samples, rng)
 
     def candidates(self):
         """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
