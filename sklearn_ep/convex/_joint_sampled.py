@@ -99,37 +99,27 @@ class StarSystem(SolvedByProducts):
         return noise - s * np.sum(s * noise, axis=1, keepdims=True)
 
 
-class _DualStarSystem:
-    """The inverse of a `StarSystem` of n rows by a matrix (n K, n K), K^3 n^3 flops, D > 0.
+def _covariance_by_rows(system, B, c, j):
+    """Return the covariance (q, n_new) of the weights of class c with class j at rows B.
 
+    By the inverse of a `StarSystem` of n rows with D > 0, by a matrix (n K, n K), K^3 n^3 flops.
     With T_i = S_i S_i' and G = B D^-1 B', that is M = I + S' (G (x) I) S, and
     A^-1 = D^-1 - D^-1 B' S M^-1 S' B D^-1.
     """
-
-    def __init__(self, system):
-        self.system, (n, K) = system, system.precision.shape
-        self.prior_variance = 1.0 / system.diagonal[::K]
-        roots = np.sqrt(system.precision)
-        share = roots / np.sqrt(system.precision.sum(1))[:, None]
-        self.S = roots[:, :, None] * (np.eye(K) - share[:, :, None] * share[:, None, :])
-        M = np.einsum("ifc,lfe->icle", self.S, self.S)
-        M *= self._prior_covariance(system.design.B)[:, None, :, None]
-        M = M.reshape(n * K, n * K)
-        add_to_diagonal(M, 1.0)
-        self.lower = checked_cholesky(M)
-
-    def _prior_covariance(self, B):
-        """Return B_train D^-1 B' (n, rows of B)."""
-        return weighted_inner(self.system.design.B, self.prior_variance, B)
-
-    def weights_with(self, B, c, j):
-        """Return the covariance (q, n_new) of the weights of class c with class j at rows."""
-        right = self.S[:, j, :, None] * self._prior_covariance(B)[:, None, :]
-        inner = cho_solve((self.lower, True), right.reshape(len(self.lower), -1))
-        pulled = np.einsum("nk,nkm->nm", self.S[:, c], inner.reshape(right.shape))
-        prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
-        explained = np.asarray(self.system.design.B.T @ pulled)
-        return self.prior_variance[:, None] * (prior - explained)
+    rows, (n, K) = system.design.B, system.precision.shape
+    prior_variance = 1.0 / system.diagonal[::K]
+    roots = np.sqrt(system.precision)
+    share = roots / np.sqrt(system.precision.sum(1))[:, None]
+    S = roots[:, :, None] * (np.eye(K) - share[:, :, None] * share[:, None, :])
+    M = np.einsum("ifc,lfe->icle", S, S)
+    M *= weighted_inner(rows, prior_variance, rows)[:, None, :, None]
+    M = M.reshape(n * K, n * K)
+    add_to_diagonal(M, 1.0)
+    right = S[:, j, :, None] * weighted_inner(rows, prior_variance, B)[:, None, :]
+    inner = cho_solve((checked_cholesky(M), True), right.reshape(n * K, -1))
+    pulled = np.einsum("nk,nkm->nm", S[:, c], inner.reshape(right.shape))
+    prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
+    return prior_variance[:, None] * (prior - np.asarray(rows.T @ pulled))
 
 
 class _GivenSites(NamedTuple):
@@ -190,7 +180,7 @@ class SampledClassSpread:
         """
         size = self.system.precision.size
         if size <= _MOST_DUAL and self.system.diagonal.min() > 0.0:
-            return _DualStarSystem(self.system).weights_with(B, c, j)
+            return _covariance_by_rows(self.system, B, c, j)
         K = self.of_rows.shape[1]
         out = np.empty((B.shape[1], B.shape[0]))
         for rows in row_blocks(B.shape[0], K * B.shape[1]):

@@ -85,17 +85,22 @@ class _Samples(NamedTuple):
 _TOL, _SAMPLES = _Tolerances(), _Samples()
 
 
-class SampledStep(NamedTuple):
-    """State after an outer step, what predicts from it, and the diagonal `data` of B' Pi B."""
+class VisitStep(NamedTuple):
+    """State after a step, and what predicts from it.
+
+    With exact variances the bound, with sampled ones the penalised loss and the diagonal `data` of
+    B' Pi B, the penalty of the prior, and variances of coefficients with sites.
+    """
 
     mean: np.ndarray
     system: Any
-    data: np.ndarray
     scale: Any
-    prior: Any
-    own: Any
     dof: float
-    value: float
+    objective: float = np.nan
+    value: float = np.nan
+    data: Any = None
+    prior: Any = None
+    own: Any = None
 
 
 class _Line(NamedTuple):
@@ -172,22 +177,12 @@ class _Position:
         return (d[:, 0],)
 
 
-class _Formed(NamedTuple):
-    """Variances formed anew: as rows are told, as they predict, and the diagonal of B' Pi B.
-
-    `told` says that further samples would add nothing.
-    """
-
-    anchor: Anchor
-    predictor: Any
-    data: np.ndarray
-    told: bool = True
-
-
 class _Draws:
     """Variances from draws of N(0, A^-1), which go on from those of the outer step before.
 
     `noise` (n, k) are the random numbers E1 of the columns. Once all of them were wanted they are.
+    Each way to variances returns them as rows are told (an `Anchor`) and as they predict, the
+    diagonal of B' Pi B, and whether further samples would add nothing.
     """
 
     def __init__(self, place, noise):
@@ -237,7 +232,7 @@ class _Draws:
         return data, np.stack([of_rows, of_columns], axis=2).reshape(len(data), -1)
 
     def calibrated(self, diagonal, rtol, damping, whole):
-        """Return the `_Formed` whose shape is that of the diagonal of A, and whose level draws'.
+        """Return variances whose shape is that of the diagonal of A, and whose level draws'.
 
         First by a few, and if `whole` by all of them where rows differ in the level.
         """
@@ -269,7 +264,7 @@ class _Draws:
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
         predictor = ScaledJacobi(level * variances, coefficients, column)
         anchor = Anchor(candidate, place.point.u, level, shrink, damping)
-        return _Formed(anchor, predictor, data, told)
+        return anchor, predictor, data, told
 
     def _of_columns(self, U, diagonal, coefficients):
         """Return what the signs of columns tell of the degrees of freedom, beside the rows.
@@ -285,7 +280,7 @@ class _Draws:
         return beside, rest, float(np.sum((1.0 - diagonal * coefficients) ** 2))
 
     def monte_carlo(self, diagonal, rtol, damping, _):
-        """Return the `_Formed` by mean squares alone, with a relative error of sqrt(2 / k)."""
+        """Return variances by mean squares alone, with a relative error of sqrt(2 / k)."""
         data, halves = self.right(diagonal, 0, self.noise.shape[1])
         right = halves[:, ::2] + halves[:, 1::2]
         U = self.solved(diagonal, data, right, rtol, False)[0]
@@ -295,7 +290,7 @@ class _Draws:
         return self._low_rank(U / np.sqrt(U.shape[1]), diagonal, data, damping)
 
     def lanczos(self, diagonal, rtol, damping, _):
-        """Return the `_Formed` by 16 k Lanczos vectors, about as many products as k draws take."""
+        """Return variances by 16 k Lanczos vectors, about as many products as k draws take."""
         data = self.place.visit(diagonal_sums, products=1).total
         times, (_, k) = self.place.images(diagonal, curvature=False), self.noise.shape
         unit = 1.0 / np.sqrt(diagonal + data)[:, None]  # in which directions do not go with columns
@@ -305,7 +300,7 @@ class _Draws:
     def _low_rank(self, factor, diagonal, data, damping):
         candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), factor, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
-        return _Formed(anchor, HalfCovariance(factor.T), data)
+        return anchor, HalfCovariance(factor.T), data, True
 
 
 class _ScaleSteps:
@@ -385,24 +380,23 @@ class SampledLoop:
     def _advance(self, rtol, damping):
         """Go on to the next variances and their minimum.
 
-        Return a `SampledStep`, its residual, which is the mean square change of a log variance, and
+        Return a `VisitStep`, its residual, which is the mean square change of a log variance, and
         whether its samples are all that are wanted.
         """
-        place = self.place
+        place, whole = self.place, not self._learning
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the residual tells
-            formed = self._form(
-                place.penalty(place.point).precision, rtol, damping, not self._learning
-            )
-            place.anchors = [*place.anchors, formed.anchor]
+            precision = place.penalty(place.point).precision
+            anchor, predictor, data, told = self._form(precision, rtol, damping, whole)
+            place.anchors = [*place.anchors, anchor]
             sums = place.visit(advance_sums, products=2)
-        moved = self._new_prior(formed.predictor, sums.dof_before)
+        moved = self._new_prior(predictor, sums.dof_before)
         residual = max(sums.change / self.rows.weight, moved)
         tol = _TOL.share * self.inner_tol
-        end = self.minimise(tol, formed.data, place.lined(place.point, sums))
+        end = self.minimise(tol, data, place.lined(place.point, sums))
         if not np.isfinite(residual):
             raise ImproperPosterior("variances are beyond the range of double precision")
-        about = formed.predictor, formed.data, place.scale, end.prior, place.own
-        return SampledStep(end.at.u, *about, end.dof, end.value), residual, formed.told
+        known = dict(value=end.value, data=data, prior=end.prior, own=place.own)
+        return VisitStep(end.at.u, predictor, place.scale, end.dof, **known), residual, told
 
     def solve(self, *, tol, max_iter, damping, monitor, last=None):
         """Iterate to the fixed point and return the loop's kind of Result.
@@ -508,16 +502,6 @@ def _spread_and_share(sums, level, n_draws):
     return spread, spread / (mean - square) if spread > 0 else 0.0
 
 
-class NaturalStep(NamedTuple):
-    """A state of the loop: mean, the factorised precision, and what follows from a visit."""
-
-    mean: np.ndarray
-    system: Any
-    scale: Any
-    dof: float
-    objective: float
-
-
 @dataclass
 class NaturalGradient:
     """The fixed-point map of one binary problem.
@@ -554,7 +538,7 @@ class NaturalGradient:
         return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
 
     def evaluate(self, x):
-        """Map a state to its `Evaluation` by one visit; the payload is a `NaturalStep`."""
+        """Map a state to its `Evaluation` by one visit; the payload is a `VisitStep`."""
         A, h, scale = self._unpack(x)
         system = PrimalSystem.of(A)
         root, mean = system.half, system.solve(h)
@@ -576,7 +560,7 @@ class NaturalGradient:
         )
         loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
         objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
-        step = NaturalStep(mean, system, scale, sums.dof, float(objective))
+        step = VisitStep(mean, system, scale, sums.dof, float(objective))
         record = {"objective": step.objective}
         metric = self._metric(np.diagonal(A))
         return Evaluation(
