@@ -5,7 +5,6 @@ choose scales of the mean and of the variance of predictors, see `_engine.left_o
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -70,30 +69,12 @@ def rows_at_scales(priors, rows, proper):
     return LeftOut(found.scale, *map(spread, own))
 
 
-class _Residuals(NamedTuple):
-    """Responses less their means given the other rows (n,), and variances (n,) of these means.
-
-    `noise` is the variance of the noise that is scaled, weight (n,) are the copies of rows.
-    """
-
-    gap: np.ndarray
-    var: np.ndarray
-    noise: float
-    weight: np.ndarray
-
-    def scores(self, theta):
-        """Return log densities (n,) at the log of the factor of the noise, and slopes (1, n)."""
-        own = self.noise * np.exp(theta)
-        total = self.var + own
-        square = self.gap**2 / total
-        log_density = -0.5 * (np.log(2.0 * np.pi * total) + square)
-        return log_density, (0.5 * (square - 1.0) * own / total)[None]
-
-
 def noise_temper(gap, var, noise, weight):
     """Return the factor of a noise variance at which rows are best predicted from the others.
 
-    Its prior is that of the scale of the variance of a classifier; see `_Residuals`.
+    `gap` (n,) are responses less their means given the other rows, `var` (n,) the variances of
+    these means, `weight` (n,) the copies of rows. The prior of the factor is that of the scale of
+    the variance of a classifier.
 
     Errors are taken as normal. Student's t with degrees of freedom chosen in the same way halves
     the held-out loss where columns have heavy tails and y is no line in them (146 x 216, 20 sets:
@@ -101,7 +82,14 @@ def noise_temper(gap, var, noise, weight):
     and 90 % intervals cover .81 in place of .91. A scale of `var` beside that of the noise changes
     none of this.
     """
-    sums = partial(ScoreSums.of, rows=_Residuals(gap, var, noise, weight))
+
+    def sums(theta):
+        own = noise * np.exp(theta)
+        total = var + own
+        square = gap**2 / total
+        log_density = -0.5 * (np.log(2.0 * np.pi * total) + square)
+        return ScoreSums.over(log_density, (0.5 * (square - 1.0) * own / total)[None], weight)
+
     # a noise that is small beside the variances leaves the density flat up to another maximum
     most = max(np.log(np.max(gap**2, initial=noise) / noise), 1.0)
     starts = [density_at((TEMPER,), t, sums(t)) for t in np.arange(0.0, most)[:, None]]

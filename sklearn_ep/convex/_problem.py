@@ -110,11 +110,6 @@ class Problem:
         """Return what predicts as if a loop ended with this step."""
         return WeightPosterior(step.mean, self.intercept, step.system, step.system)
 
-    def known(self, step, log_evidence, **more):
-        """Return the attributes that the last step of a loop at one scale tells, and more."""
-        scale, average = step.scale, single_node(self.prior, step.scale, log_evidence)
-        return dict(scale=self.prior.spread(scale), dof=step.dof, average=average, **more)
-
 
 def fit_exact(problem, sign, monitor, k):
     """Fit binary problem k to rows in memory by the double loop; return its `BinaryFit`.
@@ -221,7 +216,9 @@ def _visited(problem, rows, monitor, k):
         last = place.point.u, place.scale, loop.size
         counts = dict(n_mvm=place.n_products, n_newton=loop.n_newton)
         how = left_out_of_anchors, place.point, place.anchors
-    attributes = problem.known(step, log_evidence, evidence_std=error, last=last, **counts)
+    scale, average = prior.spread(step.scale), single_node(prior, step.scale, log_evidence)
+    attributes = dict(scale=scale, dof=step.dof, average=average, evidence_std=error, **counts)
+    attributes["last"] = last
     return problem.posterior(step), result, log_evidence, attributes, how
 
 

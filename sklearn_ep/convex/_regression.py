@@ -174,10 +174,10 @@ class RegressionLoop:
     """The fixed-point map of a regression.
 
     `prior` is the `SitePrior` of the rows of C, whose scale is learned if it says so; `noise` is
-    the noise variance, or None to learn it; `noise_rows` (n, k), `noise_sites` (m, k) and `signs`
-    (d, 8) are the random numbers of a fit, None with exact variances; `log_det_C` is that of a
-    square C. `total` is the weight of all rows, and `n_free` the same less one where a flat
-    intercept was integrated out.
+    the noise variance, or None to learn it; `normals` (n + m, k), `signs` and `probes` (d, 8) are
+    the random numbers of a fit, None with exact variances; `log_det_C` is that of a square C.
+    `total` is the weight of all rows, and `n_free` the same less one where a flat intercept was
+    integrated out.
     """
 
     design: StackedDesign
@@ -188,9 +188,9 @@ class RegressionLoop:
     total: float
     n_free: float
     log_det_C: float = 0.0
-    noise_rows: Any = None
-    noise_sites: Any = None
+    normals: Any = None
     signs: Any = None
+    probes: Any = None
 
     def __post_init__(self):
         self.u = np.zeros(self.design.shape[1])
@@ -201,14 +201,15 @@ class RegressionLoop:
 
     def draw(self, n_samples, rng):
         """Draw the random numbers of a fit with sampled variances."""
-        self.signs = rademacher(self.design.shape[1], 8, rng)
-        self.noise_rows = rng.standard_normal((len(self.y), n_samples))
-        self.noise_sites = rng.standard_normal((self.design.n_sites, n_samples))
+        d = self.design.shape[1]
+        self.signs = rademacher(d, 8, rng)
+        self.normals = rng.standard_normal((self.design.shape[0], n_samples))
+        self.probes = rademacher(d, 8, rng)
 
     @property
     def exact(self):
         """Whether variances are exact."""
-        return self.noise_rows is None
+        return self.normals is None
 
     def start(self):
         """Return the state to start from: variances of the size that y asks of coefficients."""
@@ -318,8 +319,7 @@ class RegressionLoop:
             # X A^-1 X' / noise has the trace d less that of the sites
             dof = max(len(self.u) - float(precision @ own), 0.0)
             return system, np.maximum(own, TINY), dof / weight[0]
-        noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
-        right = self.design.tdot(noise)
+        right = self.design.tdot(np.sqrt(weight)[:, None] * self.normals)
         U = self._last = system.solve(right, _BY.sample_rtol, self._last)
         BU = self.design.dot(U)
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
@@ -456,14 +456,13 @@ class RegressionPosterior:
 
 @dataclass
 class RegressionPlan:
-    """Everything that a fit needs: the fixed-point map, and what draws further random numbers.
+    """Everything that a fit needs besides the fixed-point map.
 
     `rows` are those in memory, or None; `statistics` those of rows with exact variances, or None.
     """
 
     loop: RegressionLoop
     centre: Centre | None
-    rng: Any
     max_iter: int
     rows: Rows | None
     statistics: RowStatistics | None
@@ -602,12 +601,11 @@ def plan_regression(estimator, rows, statistics=None):
     prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)
     loop = RegressionLoop(design, y, prior, noise, estimator.tol, centre.weight, n_free, log_det_C)
-    rng = check_random_state(estimator.random_state)
     if not exact:
-        loop.draw(estimator.n_variance_samples, rng)
+        loop.draw(estimator.n_variance_samples, check_random_state(estimator.random_state))
     if estimator.prior is None:
         prior.start_scale = _scale_from_data(loop)
-    return RegressionPlan(loop, centre if flat else None, rng, estimator.max_iter, rows, statistics)
+    return RegressionPlan(loop, centre if flat else None, estimator.max_iter, rows, statistics)
 
 
 def _site_prior(estimator, n_sites, d):
@@ -697,10 +695,9 @@ def fit_regression(plan, monitor):
         limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
         limits["accept"] = not_lower
     result = iterate(loop.evaluate, loop.start(), **limits)
-    step, d = result.evaluation.payload, loop.design.shape[1]
-    if loop.exact or loop.design.n_sites != d:
+    step = result.evaluation.payload
+    if loop.exact or loop.design.n_sites != loop.design.shape[1]:
         return result, step.objective, 0.0
     system = step.system
-    probes = rademacher(d, 8, plan.rng)
-    log_det, error = log_determinant(system.times, system.preconditioner, probes)
+    log_det, error = log_determinant(system.times, system.preconditioner, loop.probes)
     return result, loop.bound(step.scale, step.loss, log_det), 0.5 * error

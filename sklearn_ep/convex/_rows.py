@@ -212,15 +212,6 @@ class PartRows:
         z, s = self.variances(anchors), self.predictors(point)
         return self._kept("penalty", (point.tag, len(anchors)), lambda: self.sites.penalty(s, z))
 
-    def weight(self, point, anchors, curvature):
-        """Return the weights of rows in products: curvatures, or precisions of their sites."""
-
-        def make():
-            f = self.penalty(point, anchors)
-            return (f.curvature if curvature else f.precision).astype(self.fast.dtype)
-
-        return self._kept("weight", (point.tag, len(anchors), curvature), make)
-
     def formed(self, candidate, u, precision=None):
         """Return what a `Candidate` says at coefficients u, with the variances kept.
 
@@ -452,8 +443,8 @@ def advance_sums(rows, point, _, *anchors):
 
 def product_sums(rows, point, columns, *anchors):
     """Return B' diag(weight) B V; `columns` are V and whether curvatures weigh."""
-    V, curvature = columns
-    weight = rows.weight(point, anchors, curvature)
+    (V, curvature), f = columns, rows.penalty(point, anchors)
+    weight = (f.curvature if curvature else f.precision).astype(rows.fast.dtype)
     product = rows.fast @ V
     product *= weight if V.ndim == 1 else weight[:, None]
     return VectorSum(rows.fast.T @ product)

@@ -56,14 +56,6 @@ class _Lengths(NamedTuple):
 _LENGTHS = _Lengths()
 
 
-class KeptModels(NamedTuple):
-    """Different models (S, K) with their log ratios and weights (S,)."""
-
-    models: np.ndarray
-    log_ratio: np.ndarray
-    weight: np.ndarray
-
-
 @dataclass
 class ModelDraws:
     """Draws: models (M, K), log ratios and weights (M,) of each step.
@@ -95,7 +87,10 @@ class ModelDraws:
 
     @cached_property
     def kept(self):
-        """Draws that predict: equal ones are one, and of many a part stays."""
+        """Draws that predict, different models (S, K) with their log ratios and weights (S,).
+
+        Equal ones are one, and of many a part stays.
+        """
         d, parts = self.by_chain.shape[1], self.models
         every = np.full((sum(map(len, parts)), max(m.shape[1] for m in parts)), d)
         ends = np.cumsum([len(m) for m in parts])
@@ -113,7 +108,7 @@ class ModelDraws:
         weight = _thinned(weight, most) if len(weight) > most else weight
         stays = weight > 0
         models, log_ratio = distinct[stays, :-1].astype(int), distinct[stays, -1]
-        return KeptModels(models, log_ratio, weight[stays] / weight.sum())
+        return models, log_ratio, weight[stays] / weight.sum()
 
     @property
     def inclusion(self):
@@ -427,9 +422,9 @@ def _thinned(weight, n_kept):
 
 def best_model(law, seed):
     """Return columns, log ratio and log noise of the most probable model that chains visit."""
-    found = ModelChains(law, np.random.default_rng(seed)).round(_LENGTHS.search).kept
-    density = law.log_density(found.models, found.log_ratio[:, None])[:, 0]
-    top = slice(int(np.argmax(density)), int(np.argmax(density)) + 1)
-    model, log_ratio = found.models[top], found.log_ratio[top]
+    draws = ModelChains(law, np.random.default_rng(seed)).round(_LENGTHS.search)
+    models, log_ratio, _ = draws.kept
+    top = [int(np.argmax(law.log_density(models, log_ratio[:, None])[:, 0]))]
+    model, log_ratio = models[top], log_ratio[top]
     square = law.given(model, log_ratio).square[0]
     return np.sort(law.order[model[model < law.d]]), log_ratio[0], np.log(square / law.n_rows)

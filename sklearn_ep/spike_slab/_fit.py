@@ -141,9 +141,9 @@ def _confirmed(runs, average):
 def average_attributes(average, space, used, unit=0.0):
     """Return what an average says of hyperparameters; `unit` (3,) brings h to those of the user."""
     free = space.free
+    nodes = np.array([(space.h(p) + unit)[free] for p in average.phi])
     return {
-        **hyper_attributes([average.phi], [average.weight], HYPER_NAMES[free].tolist(), used),
-        "hyper_nodes_": np.array([(space.h(p) + unit)[free] for p in average.phi]),
+        **hyper_attributes([nodes], [average.weight], HYPER_NAMES[free].tolist(), used),
         "log_evidence_": average.log_evidence,
         "_remarks": average_remarks([average]),
     }
@@ -262,7 +262,8 @@ def _with_others(units, mixture, evidences, others):
 def _attributes_of_draws(plan, law, draws):
     """Return the fitted attributes that follow from the draws of models so far."""
     mixture = mixture_of_draws(plan.units, law, draws, plan.evidence_seed)
-    evidence, free = law.log_evidence(draws.kept), law.space.free
+    models, _, weight = draws.kept
+    evidence, free = law.log_evidence(models, weight), law.space.free
     nodes, weight, used = mixture.nodes[:, free], mixture.weight, "integrate"
     if not free.any():  # the nodes are equal, and one stands for them
         nodes, weight, used = nodes[:1], np.ones(1), "mode"

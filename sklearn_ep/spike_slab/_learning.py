@@ -31,7 +31,7 @@ from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from ._chains import best_model
 from ._energy import descend, regular_ep
-from ._hyperparameters import HyperPrior, completed_curvature, em_target
+from ._hyperparameters import completed_curvature, em_target
 from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
 from ._runs import SWEEPS, annealed, prior_sites, proper_state
@@ -101,22 +101,22 @@ SURE = 1e-12  # distance of the proposal's probabilities from 0 and 1: logs stay
 
 @dataclass
 class Place:
-    """Hyperparameters h with the state that belongs to them; `seed` draws its single models."""
+    """Hyperparameters h with the state that belongs to them, in an `EvidenceSearch`."""
 
     h: np.ndarray
     state: Any
-    prior: HyperPrior
-    seed: int
+    search: Any
 
     @property
     def energy(self):
         """Energy less the log prior density of the hyperparameters."""
-        return self.state.energy - self.prior.log_density(self.h)
+        return self.state.energy - self.search.prior.log_density(self.h)
 
     @cached_property
     def sure_energy(self):
         """Energy with the evidence that single models confirm, within `EVIDENCE_ERROR`."""
-        return self.energy - self.state.energy - confirmed_log_evidence(self.state, self.seed)
+        confirmed = confirmed_log_evidence(self.state, self.search.seed)
+        return self.energy - self.state.energy - confirmed
 
     @property
     def trusted_energy(self):
@@ -175,13 +175,9 @@ class EvidenceSearch:
         """Tell of a step by figures that cost nothing."""
         self.asked |= bool(self.told(figures))
 
-    def _place(self, h, state):
-        """Return the `Place` of a state that belongs to h."""
-        return Place(h, state, self.prior, self.seed)
-
     def _proper(self, h, sites):
         """Return the `Place` at sites, lifted where they leave no posterior."""
-        return self._place(h, proper_state(self.problem.with_parameters(h), sites))
+        return Place(h, proper_state(self.problem.with_parameters(h), sites), self)
 
     # ------------------------------------------------------------------------------ starts
 
@@ -228,7 +224,7 @@ class EvidenceSearch:
         if not space.free[0]:
             tol = self.settings.tol
             sites = annealed(problem, sites, lambda p, s: self._swept(p, s, SWEEPS, tol=tol).x)
-        return self._em(self._place(h, problem.at(sites)), known)
+        return self._em(Place(h, problem.at(sites), self), known)
 
     def _from_models(self, place):
         """Return a confirmed place or, if better, what a start at the best model leads to."""
@@ -280,7 +276,7 @@ class EvidenceSearch:
                 break
             # the last sweep of a round is not looked at before the next one
             sites = out.x + self._damping * (out.evaluation.target - out.x)
-            new = self._place(h, out.evaluation.payload)
+            new = Place(h, out.evaluation.payload, self)
             if not new.energy < place.energy:
                 break
             place = new
@@ -326,7 +322,7 @@ class EvidenceSearch:
 
     def _search(self, place, centre):
         """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one."""
-        free, best = self.space.free, self._place(place.h, _settled(place.state))
+        free, best = self.space.free, Place(place.h, _settled(place.state), self)
         scale = np.sqrt(np.maximum(completed_curvature(best.state, best.h)[free], 1e-2))
         first, path = best, [(best.h, best.state.sites)]
 
@@ -334,7 +330,7 @@ class EvidenceSearch:
             nonlocal best
             h = place.h.copy()
             h[free] = x / scale
-            new = self._place(h, _settled(self._proper(h, best.state.sites).state))
+            new = Place(h, _settled(self._proper(h, best.state.sites).state), self)
             if new.energy < best.energy:
                 best = new
                 path.append((h, new.state.sites))

@@ -227,13 +227,13 @@ class ModelLaw:
         size = np.count_nonzero(models < self.d, axis=1)
         return self.along_ratios(models, log_ratio) + self.log_prior[size][:, None]
 
-    def log_evidence(self, drawn):
+    def log_evidence(self, models, weight):
         """Log p(y) by the model that is drawn most often: its evidence by its frequency.
 
         Its error is that of the log of the frequency.
         """
-        models, place = np.unique(drawn.models, axis=0, return_inverse=True)
-        share = np.bincount(np.ravel(place), drawn.weight)
+        models, place = np.unique(models, axis=0, return_inverse=True)
+        share = np.bincount(np.ravel(place), weight)
         top, ratios = int(np.argmax(share)), self.lattice(_FINE)
         density = self.log_density(models[top : top + 1], ratios[None])
         value = float(logsumexp(density)) - np.log(share[top]) - self.problem.constant
