@@ -23,6 +23,7 @@ from ._systems import (
     coefficient_variances,
     leave_one_out,
     log_determinant,
+    squared,
     weighted_inner,
 )
 
@@ -169,8 +170,7 @@ class SampledClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows, independent over classes."""
-        squares = B.multiply(B) if hasattr(B, "multiply") else B * B
-        var = np.maximum(np.asarray(squares @ self.of_rows), 1e-8)
+        var = np.maximum(np.asarray(squared(B) @ self.of_rows), 1e-8)
         return var[:, :, None] * np.eye(var.shape[1])
 
     def weights_with(self, B, c, j):

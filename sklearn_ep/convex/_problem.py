@@ -4,7 +4,7 @@ Rows in memory have exact variances by the double loop, or sampled ones; rows in
 ones by natural gradients, or sampled ones by the same loop as in memory, whose rows are one part.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,7 +184,8 @@ def fit_parted(problem, monitor, k):
     # class k against the rest, else the second of two classes
     positive = k if len(problem.lasts) > 1 else 1
     with fit_token() as token:
-        rows = problem.rows.of_class(positive, token)
+        spec = problem.rows.spec._replace(positive=positive, token=token)
+        rows = replace(problem.rows, spec=spec)
         posterior, result, log_evidence, attributes, how = _visited(problem, rows, monitor, k)
         left_out = LeftOut(np.ones(2)) if problem.scales is None else rows.left_out(*how)
     attributes |= dict(left_out=left_out, n_passes=rows.n_visits)

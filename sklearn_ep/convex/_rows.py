@@ -11,7 +11,7 @@ result. After that two numbers go to a partition in a visit and seven come back.
 has nothing, or has lost it, says so and is sent the posterior.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -382,10 +382,6 @@ class PartedRows:
     weight: float
     size: float
     n_visits: int = field(default=0, init=False)
-
-    def of_class(self, k, token):
-        """Return the same for class k against the rest, a fit of its own to workers."""
-        return replace(self, spec=self.spec._replace(positive=k, token=token))
 
     def column_sums(self):
         """Return the `ColumnSums` of all parts."""

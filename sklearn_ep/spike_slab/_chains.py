@@ -131,11 +131,6 @@ class ModelDraws:
         return self.error < _LENGTHS.doubtful
 
     @property
-    def enough(self):
-        """Whether frequencies of columns among the models, which predict, are good as well."""
-        return _between(self.seen).max() < _LENGTHS.error
-
-    @property
     def effective_number(self):
         """Least effective number of draws, of the columns in doubt."""
         p = self.inclusion
@@ -381,7 +376,8 @@ def sample_models(law, seed, max_rounds, told):
         most_work = _LENGTHS.work
         if work > most_work and draws.error > _LENGTHS.agreed:
             chains.exchanges_every, most_work = 1, _LENGTHS.patience * most_work
-        done = draws.enough or work > most_work
+        # frequencies of columns among the models, which predict, have to be good as well
+        done = work > most_work or _between(draws.seen).max() < _LENGTHS.error
         if told(draws) or (done and len(rounds) >= least):
             break
     return draws

@@ -150,6 +150,9 @@ class EvidenceSearch:
         self.settings, self.seed, self.wary = plan.settings, plan.evidence_seed, plan.integrates
         self.fractions, self.told = plan.noise_starts, told
         self.asked = self.doubt = False
+        # every start is searched where that is cheap
+        self._all = self.problem.model.X.size <= _LEARNING.search_all
+        self._damping = min(self.settings.damping, _LEARNING.coarse_damping)
 
     def learn(self, warm):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
@@ -180,11 +183,6 @@ class EvidenceSearch:
         return Place(h, proper_state(self.problem.with_parameters(h), sites), self)
 
     # ------------------------------------------------------------------------------ starts
-
-    @property
-    def _all(self):
-        """Whether every start is searched, since that is cheap."""
-        return self.problem.model.X.size <= _LEARNING.search_all
 
     def _from_starts(self, space):
         """Maximum reached from the best of the noise starts, or the best one reached from all."""
@@ -248,10 +246,6 @@ class EvidenceSearch:
         return self._proper(h, sites)
 
     # ------------------------------------------------------------------- from a place to a better
-
-    @property
-    def _damping(self):
-        return min(self.settings.damping, _LEARNING.coarse_damping)
 
     def _swept(self, problem, sites, sweeps, before=None, tol=0.0):
         """Outcome of a few sweeps of EP, without the energy on the way."""

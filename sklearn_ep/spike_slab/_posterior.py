@@ -97,26 +97,24 @@ class CoefficientPosterior:
 
     # The responses at rows as a latent function, in units of the working response.
 
-    @property
-    def _intercept_variance(self):
-        return self.units.intercept_variance(self.noise)
-
     def latent(self, X):
         """Return mean and variance (n,) at rows."""
         pairs, q = [], self.marginals
         for rows in map(self.units.rows, dense_blocks(X)):
             pairs.append((rows @ q.mean, q.covariance(rows)))
         mean, var = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        return self.units.response(mean), var + self._intercept_variance
+        return self.units.response(mean), var + self.units.intercept_variance(self.noise)
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) between rows."""
         first, second = (self.units.rows(dense_rows(X)) for X in (X1, X2))
-        return self.marginals.covariance(first, second) + self._intercept_variance
+        of_intercept = self.units.intercept_variance(self.noise)
+        return self.marginals.covariance(first, second) + of_intercept
 
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n) at rows."""
-        free = np.sqrt(self._intercept_variance) * rng.standard_normal((n_samples, 1))
+        sd = np.sqrt(self.units.intercept_variance(self.noise))
+        free = sd * rng.standard_normal((n_samples, 1))
         signal = self.marginals.draw(n_samples, rng) @ self.units.rows(dense_rows(X)).T
         return self.units.response(signal) + free
 
