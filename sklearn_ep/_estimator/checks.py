@@ -401,6 +401,14 @@ def is_part_list(X: Any, y: Any) -> TypeGuard[Sequence[Any]]:
     return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 
+def is_unweighted_part_list(X: Any, y: Any, sample_weight: Any) -> TypeGuard[Sequence[Any]]:
+    """Return the same, or raise a ValueError where partitions have weights beside them."""
+    parted = is_part_list(X, y)
+    if parted and sample_weight is not None:
+        raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+    return parted
+
+
 def is_single(X):
     """Return whether rows, an array, sparse matrix or table, are in single precision throughout."""
     try:

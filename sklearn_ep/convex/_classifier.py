@@ -23,8 +23,8 @@ from .._estimator.checks import (
     check_number,
     checked_weights,
     in_precision_of_rows,
-    is_part_list,
     is_single,
+    is_unweighted_part_list,
     refuse_joint,
     spread_rows,
     validate_training,
@@ -445,9 +445,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             precision, or parameters exclude each other. The estimator is then as it was before.
         """
         check_parameters(self)
-        if is_part_list(X, y):
-            if sample_weight is not None:
-                raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+        if is_unweighted_part_list(X, y, sample_weight):
             self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, X, y)
         else:
             training = validate_training(

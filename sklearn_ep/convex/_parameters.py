@@ -298,7 +298,7 @@ class LearnedScale:
         """Return the prior for columns of variances (n_features,), where its scale is learned."""
         self.column_variances = column_variances
         self.of_scale = PredictorPrior.of(self, column_variances)
-        if self.learn and self.of_scale is not None:
+        if self.of_scale is not None:
             self.start_scale = float(np.exp(self.of_scale.centre()))
         return self
 
@@ -344,10 +344,8 @@ class GaussianPrior(LearnedScale):
 
     def for_columns(self, column_variances):
         """Return the prior for columns of variances (n_features,); groups start in their units."""
-        if self.groups is None or not self.learn:
-            return super().for_columns(column_variances)
         super().for_columns(column_variances)
-        if self.of_scale is not None:
+        if self.groups is not None and self.of_scale is not None:
             own = np.bincount(self.groups, self.unit_variances() * column_variances)
             equal = np.exp(2.0 * self.of_scale.log_unit) / len(own)
             share = np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)

@@ -20,8 +20,8 @@ from .._estimator.checks import (
     check_number_or_auto,
     checked_weights,
     in_precision_of_rows,
-    is_part_list,
     is_single,
+    is_unweighted_part_list,
     validate_training,
 )
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
@@ -323,9 +323,7 @@ class ConvexVariationalRegressor(
 
     def _checked_data(self, X, y, sample_weight):
         """Return `Rows` or None, and the `RowStatistics` of partitions that stay apart or None."""
-        if is_part_list(X, y):
-            if sample_weight is not None:
-                raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+        if is_unweighted_part_list(X, y, sample_weight):
             return rows_of_parts(self, X)
         if not isinstance(X, LinearOperator):
             return self._checked_rows(X, y, sample_weight), None

@@ -22,9 +22,9 @@ from .._engine.hyper import (
     integrate,
     star_about,
 )
-from .._engine.loop import Trace
+from .._engine.loop import Reason, Trace
 from .._estimator.averaged import average_remarks
-from .._estimator.fitting import hyper_attributes, run_attributes
+from .._estimator.fitting import BinaryFit, hyper_attributes, run_attributes
 from ._chains import sample_models
 from ._hyperparameters import HyperPrior, Space
 from ._learning import EvidenceSearch, overrated
@@ -295,13 +295,10 @@ def chain_attributes(plan, monitor):
     draws = sample_models(law, plan.evidence_seed, plan.settings.max_iter, told)
     if draws is None:
         return None
-    reason = "asked" if trace.asked else "converged" if draws.mixed else "max_iter"
+    reason: Reason = "asked" if trace.asked else "converged" if draws.mixed else "max_iter"
     return {
+        **run_attributes([BinaryFit(None, trace.history, reason, np.nan, {})]),
         **_attributes_of_draws(plan, law, draws),
-        "history_": trace.history,
-        "n_iter_": trace.n_iter,
-        "stop_reason_": reason,
-        "converged_": reason == "converged",
         "algorithm_used_": "chains" if draws.error else "enumeration",
         "search_used_": "none",
         "dense_start_used_": False,

@@ -25,7 +25,7 @@ from .._estimator.checks import (
     check_number,
     check_number_or_auto,
     group_numbers,
-    is_part_list,
+    is_unweighted_part_list,
     validate_training,
     warn_of_spreads,
 )
@@ -218,9 +218,7 @@ def _data(estimator, X, y, sample_weight):
         estimator.n_features_in_ = len(X.mean) - 1
         vars(estimator).pop("feature_names_in_", None)
         stats, n_different = X, X.n_rows
-    elif is_part_list(X, y):
-        if sample_weight is not None:
-            raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+    elif is_unweighted_part_list(X, y, sample_weight):
         stats = _statistics_of_user_parts(estimator, X)
         n_different = stats.n_rows
     else:

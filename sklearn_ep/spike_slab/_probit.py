@@ -26,6 +26,7 @@ from .._engine.loop import SILENT, Evaluation, Trace, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
+from .._estimator.fitting import BinaryFit, run_attributes
 from ._energy import LOW_SITE
 from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, Space
@@ -388,12 +389,8 @@ def fitted_attributes(plan, estimator, monitor):
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
     loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))
-    return found | {
-        "history_": trace.history,
-        "loo_proba_": spread_rows(loo, plan.kept, np.nan),
-        "stop_reason_": out.reason,
-        "converged_": out.reason == "converged",
-    }
+    run = BinaryFit(None, trace.history, out.reason, average.log_evidence, {})
+    return found | run_attributes([run]) | {"loo_proba_": spread_rows(loo, plan.kept, np.nan)}
 
 
 def _with_inclusions_of_draws(found, mixture, states):
