@@ -16,7 +16,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.partition import Part
 from .annotations import Method
@@ -407,6 +407,13 @@ def is_unweighted_part_list(X: Any, y: Any, sample_weight: Any) -> TypeGuard[Seq
     if parted and sample_weight is not None:
         raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
     return parted
+
+
+def checked_draws(estimator, n_samples, random_state):
+    """Check what draws from a fitted estimator are asked for by; return the random numbers."""
+    check_is_fitted(estimator)
+    check_number("n_samples", n_samples, 1, integer=True)
+    return check_random_state(random_state)
 
 
 def is_single(X):

@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .annotations import RowsLike, Seed
 from .base import VersionedEstimator
-from .checks import check_number, in_precision_of_rows
+from .checks import check_number, checked_draws, in_precision_of_rows
 from .compat import CallbackSupportMixin
 from .latents import latents_of, links_of
 
@@ -213,6 +212,5 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             One latent function a draw, jointly over all rows.
         """
         X = self._check_new(X)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = check_random_state(random_state)
+        rng = checked_draws(self, n_samples, random_state)
         return self._latents().committee(X, n_samples, rng)

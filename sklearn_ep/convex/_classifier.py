@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -20,7 +19,7 @@ from .._estimator.averaged import average_remarks
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
-    check_number,
+    checked_draws,
     checked_weights,
     in_precision_of_rows,
     is_single,
@@ -614,9 +613,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             With the intercept last if there is one; (n_classes, n_samples, ...) for more than two
             classes. O(d^2) a draw with exact variances, one solve by conjugate gradients otherwise.
         """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = check_random_state(random_state)
+        rng = checked_draws(self, n_samples, random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
     def _coefficients(self, level):

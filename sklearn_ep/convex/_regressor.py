@@ -18,6 +18,7 @@ from .._estimator.checks import (
     check_column_scales,
     check_number,
     check_number_or_auto,
+    checked_draws,
     checked_weights,
     in_precision_of_rows,
     is_single,
@@ -481,10 +482,7 @@ class ConvexVariationalRegressor(
         ValueError
             If variances were sampled: the factor that draws is then not there.
         """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        posterior = self._posteriors[0]
+        rng, posterior = checked_draws(self, n_samples, random_state), self._posteriors[0]
         if not posterior.exact:
             raise ValueError("draws need variance='exact'.")
-        rng = check_random_state(random_state)
         return posterior.mean + posterior.spread.draw(n_samples, rng)

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import Seed
 from .._estimator.base import SavedEstimator
-from .._estimator.checks import check_number
+from .._estimator.checks import check_number, checked_draws
 from .._estimator.summary import Printed, frame_of, text_table
 
 
@@ -87,9 +86,7 @@ class FeatureSupport(SavedEstimator):
         jointly; one of more columns than rows is in as often as its columns together say. Exact
         copies of a column are in too often. Columns of inclusion below 1e-8 are never in.
         """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = check_random_state(random_state)
+        rng = checked_draws(self, n_samples, random_state)
         return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)
 
     def covariance(self, features: ArrayLike) -> np.ndarray:
