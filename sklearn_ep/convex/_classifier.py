@@ -534,9 +534,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 stacklevel=2,
             )
             last = [plan_stream(self, self.n_features_in_).start() for _ in last[0].mean]
-        X, y = validate_data(
-            self, X, y, reset=last is None, dtype=np.float64, accept_sparse=self._accept_sparse
-        )
+        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
+        X, y = validate_data(self, X, y, reset=last is None, **how)
         plan = plan_stream(self, X.shape[1])
         if last is None:
             self.classes_ = np.unique(y if classes is None else classes)

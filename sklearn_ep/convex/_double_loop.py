@@ -349,9 +349,8 @@ class ExactFit:
     def node(self, phi, result):
         """Return the `Node` of a result of the double loop at a log scale."""
         step, phi = result.evaluation.payload, float(phi)
-        slope = self.prior.evidence_slope(
-            step.inner.u, step.prior, float(np.exp(phi)), step.system, step.dof
-        )
+        about = step.inner.u, step.prior, float(np.exp(phi)), step.system, step.dof
+        slope = self.prior.evidence_slope(*about)
         of_scale = self.prior.of_scale
         gradient = np.array([slope + of_scale.slope(phi)])
         told = of_scale.log_density(phi), gradient, result.residual, step

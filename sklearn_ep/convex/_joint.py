@@ -120,9 +120,8 @@ class JointWeightPosterior(LinearPosterior):
             update = class_update(self.factor, label[None], empty, mean[None], cov[None], 0.0)
             d, shift = (a[0] for a in update.sites)
             T = np.diag(d) - np.outer(d, d) / d.sum()
-            lessened = np.linalg.solve(
-                np.eye(len(d)) + T @ cov, np.column_stack([T, shift - T @ mean])
-            )
+            right = np.column_stack([T, shift - T @ mean])
+            lessened = np.linalg.solve(np.eye(len(d)) + T @ cov, right)
             new.mean = new.mean + gain @ lessened[:, -1]
             spread = spread - np.einsum("cqj,jk,rsk->cqrs", gain, lessened[:, :-1], gain)
             log_prob += float(update.tilted.log_z[0])

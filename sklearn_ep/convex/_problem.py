@@ -390,9 +390,8 @@ def _is_averaged(estimator, variance, prior):
 
 def checked_class_weights(estimator, y, weight):
     """Return the weights (K,) of the classes among labels y of some weight each."""
-    weights = compute_class_weight(
-        estimator.class_weight, classes=estimator.classes_, y=y, sample_weight=weight
-    )
+    given, classes = estimator.class_weight, estimator.classes_
+    weights = compute_class_weight(given, classes=classes, y=y, sample_weight=weight)
     if not np.all(weights > 0):
         raise ValueError(f"class_weight must be positive, got {estimator.class_weight!r}.")
     return weights

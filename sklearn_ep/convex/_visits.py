@@ -553,19 +553,14 @@ class NaturalGradient:
             new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
             new_scale = self.prior.clipped(new_scale)
             change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
-        residual = max(
-            np.max(np.abs(root @ (target - A) @ root.T)),
-            np.max(np.abs(root @ (sums.slope + prior.slope))),
-            change,
-        )
+        moved, slope = root @ (target - A) @ root.T, root @ (sums.slope + prior.slope)
+        residual = float(max(np.max(np.abs(moved)), np.max(np.abs(slope)), change))
         loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
         objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
         step = VisitStep(mean, system, scale, sums.dof, float(objective))
         record = {"objective": step.objective}
-        metric = self._metric(np.diagonal(A))
-        return Evaluation(
-            self._pack(target, shift, new_scale), float(residual), metric, record, step
-        )
+        metric, new = self._metric(np.diagonal(A)), self._pack(target, shift, new_scale)
+        return Evaluation(new, residual, metric, record, step)
 
     def _metric(self, diagonal):
         """Weights of Anderson's least squares: entries in posterior units, mirrored ones twice."""

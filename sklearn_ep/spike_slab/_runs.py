@@ -149,10 +149,9 @@ def ep_level(settings, trace=None, budget=np.inf):
     def sweep(problem, sites):
         if trace is not None and (trace.asked or trace.n_iter + SWEEPS > budget):
             return None
-        return regular_ep(
-            problem, sites, max_iter=SWEEPS, tol=settings.tol, **settings.sweeps,
-            monitor=SILENT if trace is None else trace, energies=trace is not None,
-        ).x  # fmt: skip
+        watch = dict(monitor=SILENT if trace is None else trace, energies=trace is not None)
+        limits = dict(max_iter=SWEEPS, tol=settings.tol)
+        return regular_ep(problem, sites, **limits, **settings.sweeps, **watch).x
 
     return sweep
 
@@ -186,9 +185,8 @@ def _other_sites(problem, settings, k, seed):
     if k % 3 == 1:
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
         sites = annealed(problem, prior_sites(problem), ep_level(settings), highest)
-    return regular_ep(
-        problem, sites, max_iter=TAIL, tol=settings.tol, energies=False, **settings.sweeps
-    ).x
+    limits = dict(max_iter=TAIL, tol=settings.tol, energies=False)
+    return regular_ep(problem, sites, **limits, **settings.sweeps).x
 
 
 def run_start(problem, settings, k, seed, *, sites=None, monitor=SILENT):
@@ -274,13 +272,11 @@ def settled_near(problem, near):
     By sweeps of EP or, where they lead away, by the descent.
     """
     sites, nearest = first_sites(problem, near), _Nearest()
+    sweeps = dict(max_iter=_NEXT.sweeps, tol=_NEXT.tol, damping=_NEXT.damping, monitor=nearest)
     for share in _NEXT.weaker:
         start = np.where(sites[1] < 0, share * sites, sites)
         with suppress(ImproperPosterior):
-            regular_ep(
-                problem, start, max_iter=_NEXT.sweeps, tol=_NEXT.tol, damping=_NEXT.damping,
-                energies=False, signed=True, monitor=nearest,
-            )  # fmt: skip
+            regular_ep(problem, start, energies=False, signed=True, **sweeps)
         if nearest.state is not None:
             break
     if nearest.residual < _NEXT.settled:
