@@ -709,9 +709,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         costs O(d) more a predicted row for each included one.
         """
         check_is_fitted(self)
-        X, y = validate_data(
-            self, X, y, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
-        )
+        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
+        X, y = validate_data(self, X, y, reset=False, **how)
         new, n_problems = copy.copy(self), len(self._posteriors)
         if isinstance(self._posteriors[0], JointWeightPosterior):
             self._check_seen(y)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
+from .._engine.loop import Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from ._double_loop import minimise
 from ._parameters import SCALE_SHARE, in_log_scales
 from ._rows import (
@@ -570,12 +570,10 @@ class NaturalGradient:
         n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
         return np.concatenate([matrix, q, np.full(n_scales, np.sqrt(self.n))])
 
-    def solve(self, x, *, tol, max_iter, damping=1.0, monitor=SILENT):
+    def solve(self, x, damping, **limits):
         """Iterate from state x; see `loop.iterate` for the result."""
-        return iterate(
-            self.evaluate, x, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
-            acceleration=Anderson(depth=5, mixing=damping), accept=_no_fall,
-        )  # fmt: skip
+        steps = dict(damping=damping, acceleration=Anderson(depth=5, mixing=damping))
+        return iterate(self.evaluate, x, accept=_no_fall, **steps, **limits)
 
 
 def _no_fall(current, candidate):

@@ -7,6 +7,8 @@ log(2 pi noise) - d/2 log 2; a site that wants to be negative rests on its bound
 is stationary under the constraint though no fixed point of EP is there.
 """
 
+from typing import Any
+
 import numpy as np
 
 from .._engine.contracts import require
@@ -142,11 +144,9 @@ def double_loop(state, *, max_iter, tol, monitor=SILENT):
         return candidate.record["objective"] <= enough
 
     start = np.stack([state.mean, np.log(state.var)])
-    acceleration = Anderson(depth=8, mixing=1.0, max_change=3.0)
     limits = dict(max_iter=max_iter, tol=tol, monitor=monitor, give_up_after=max_iter)
-    result = iterate(
-        evaluate, start, acceleration=acceleration, accept=accept, fallback_damping=1.0, **limits
-    )
+    steps: Any = dict(acceleration=Anderson(depth=8, mixing=1.0, max_change=3.0))
+    result = iterate(evaluate, start, accept=accept, fallback_damping=1.0, **steps, **limits)
     result.x = result.evaluation.payload.sites
     return result
 

@@ -328,10 +328,8 @@ def _standardised(stats, fit_intercept, standardize, plain=None):
         y_scale, root[:, -1] = 1.0, 0.0
     root[:, :-1] /= scale
     root[:, -1] /= y_scale
-    units = Standardisation(
-        mean[:-1], scale, float(mean[-1]), y_scale, total,
-        total - 1 if fit_intercept else total, fit_intercept,
-    )  # fmt: skip
+    rows, y_mean = total - 1 if fit_intercept else total, float(mean[-1])
+    units = Standardisation(mean[:-1], scale, y_mean, y_scale, total, rows, fit_intercept)
     return units, LinearModel(root[:, :-1], root[:, -1])
 
 

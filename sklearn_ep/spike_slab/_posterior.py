@@ -431,10 +431,9 @@ def mixture_of_draws(units, law, draws, seed):
     columns = np.flatnonzero(inclusion > CANDIDATE)
     log_noise = log_noise + 2 * np.log(units.y_scale)
     nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
-    return ModelMixture(
-        units, weight, np.append(law.order, d)[models], mean * inside, root * inside[:, None, :],
-        nodes, expected, inclusion, columns, law.problem.model.correlations(columns, columns),
-    )  # fmt: skip
+    models, correlation = np.append(law.order, d)[models], law.problem.model.correlations
+    given = weight, models, mean * inside, root * inside[:, None, :], nodes, expected, inclusion
+    return ModelMixture(units, *given, columns, correlation(columns, columns))
 
 
 def _repeated(weight, rng):

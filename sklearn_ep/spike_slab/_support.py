@@ -211,11 +211,10 @@ def find_sets(candidates, inclusion, names, level, purity, fdr=None):
     found = [every[k] for k in np.flatnonzero(chosen)]
     order = [np.array(m)[np.argsort(-inclusion[columns[m]], kind="stable")] for m, _ in found]
     members = [columns[m] for m in order]
-    return CredibleSets(
-        level, purity, members, [inclusion[m] for m in members],
-        np.array([correlation[np.ix_(m, m)].min() for m in order]),
-        np.array([p for _, p in found]), [names[m] for m in members],
-    )  # fmt: skip
+    least = np.array([correlation[np.ix_(m, m)].min() for m in order])
+    probability = np.array([p for _, p in found])
+    own, named = [inclusion[m] for m in members], [names[m] for m in members]
+    return CredibleSets(level, purity, members, own, least, probability, named)
 
 
 def _every_set(leads, law, level, purity, fdr):
