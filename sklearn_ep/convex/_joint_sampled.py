@@ -134,26 +134,6 @@ class _GivenSites(NamedTuple):
     log_evidence: float
 
 
-class GivenCavities:
-    """Structure of the engine whose cavities have given variances (n, K); means by iteration."""
-
-    def __init__(self, design, prior, weight, variances, coef):
-        self.design, self.prior, self.weight = design, prior, weight
-        self.variances, self.coef = variances, coef
-
-    def posterior(self, precision, shift):
-        """Return the `_GivenSites` for sites (n, K), copies counted."""
-        system = StarSystem(self.design, self.prior, precision)
-        right = system.pull(shift[:, :, None])
-        self.coef = system.solve(right, _TOL.mean, self.coef)
-        mean = system.predictors(self.coef)[:, :, 0]
-        d = precision / self.weight[:, None]
-        A = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
-        np.einsum("ncc->nc", A)[:] += d + 1.0 / self.variances
-        half = 0.5 * float(right[:, 0] @ self.coef[:, 0])
-        return _GivenSites(self.coef, system, mean, np.linalg.inv(A), 0.0, half)
-
-
 class SampledClassSpread:
     """What stands for the covariance of the weights of all classes.
 
@@ -210,7 +190,10 @@ class _Spread(NamedTuple):
 
 
 class SampledJoint:
-    """The iteration: variances of the cavities, scale of the prior, sites given these."""
+    """The iteration: variances of the cavities, scale of the prior, sites given these.
+
+    It is itself the structure of the engine, where cavities have given variances (n, K).
+    """
 
     def __init__(self, problem, y):
         self.problem, self.y, self.scale = problem, y, problem.prior.start_scale
@@ -227,15 +210,25 @@ class SampledJoint:
 
     def sites(self, tol):
         """Run EP given the variances of the cavities, from the last sites."""
-        prior = self.problem.prior.precision(self.scale)
-        args = prior, self.weight, self.variances, self.coef
-        structure = GivenCavities(self.problem.rows.design, *args)
-        ep = JointEP(structure, QUICK_SOFTMAX, self.y, self.weight)
+        ep = JointEP(self, QUICK_SOFTMAX, self.y, self.weight)
         damping = self.problem.limits.damping
         limits = dict(tol=tol, max_iter=_TOL.sweeps, damping=damping, mixing=MIXING)
         result = ep.solve(self.x, accelerate=True, **limits)
-        self.x, self.coef, self.n_sweeps = result.x, structure.coef, self.n_sweeps + result.n_iter
+        self.x, self.n_sweeps = result.x, self.n_sweeps + result.n_iter
         return result
+
+    def posterior(self, precision, shift):
+        """Return the `_GivenSites` for sites (n, K), copies counted; means by iteration."""
+        prior = self.problem.prior.precision(self.scale)
+        system = StarSystem(self.problem.rows.design, prior, precision)
+        right = system.pull(shift[:, :, None])
+        self.coef = system.solve(right, _TOL.mean, self.coef)
+        mean = system.predictors(self.coef)[:, :, 0]
+        d = precision / self.weight[:, None]
+        A = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
+        np.einsum("ncc->nc", A)[:] += d + 1.0 / self.variances
+        half = 0.5 * float(right[:, 0] @ self.coef[:, 0])
+        return _GivenSites(self.coef, system, mean, np.linalg.inv(A), 0.0, half)
 
     @property
     def state(self):
