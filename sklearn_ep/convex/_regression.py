@@ -406,11 +406,6 @@ class RegressionPosterior:
     share: float = 1.0
 
     @property
-    def new_noise(self):
-        """Noise variance of new responses."""
-        return self.temper * self.noise
-
-    @property
     def intercept(self):
         """Mean of the intercept, 0 if there is none."""
         c = self.centre
@@ -443,8 +438,9 @@ class RegressionPosterior:
         depend on that (Welch 1947).
         """
         mean, var = self.predict(X)
-        total = var + self.new_noise
-        freedom = self.freedom * (total / (self.share * var + self.new_noise)) ** 2
+        noise = self.temper * self.noise
+        total = var + noise
+        freedom = self.freedom * (total / (self.share * var + noise)) ** 2
         half = stdtrit(np.minimum(freedom, 1e10), 0.5 + 0.5 * level) * np.sqrt(total)
         return np.stack([mean - half, mean + half], axis=-1)
 
@@ -579,10 +575,8 @@ def rows_of_parts(estimator, parts):
                 f"up to {_BY.exact} columns, or variance='exact'."
             )
         parts, y, weight = zip(*run(read_part, numbers, False), strict=True)
-        if any(map(sp.issparse, parts)):
-            X = sp.vstack(parts, format="csr")
-        else:
-            X = np.concatenate(parts)
+        sparse = any(map(sp.issparse, parts))
+        X = sp.vstack(parts, format="csr") if sparse else np.concatenate(parts)
         return Rows(X, np.concatenate(y), np.concatenate(weight)), None
 
 

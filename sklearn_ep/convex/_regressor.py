@@ -375,7 +375,7 @@ class ConvexVariationalRegressor(
         if not return_std:
             return posterior.latent_mean(X)
         mean, variance = posterior.predict(X)
-        return mean, np.sqrt(variance + posterior.new_noise)
+        return mean, np.sqrt(variance + posterior.temper * posterior.noise)
 
     def latent_covariance(self, X1: Any, X2: Any = None) -> np.ndarray:
         """Posterior covariance of the noise-free responses at rows.

@@ -46,23 +46,18 @@ class BatchPlan:
         """Return the system of a prior and rows, in the form in which batches are fitted."""
         return SYSTEMS[self.solver](Design(rows, False), prior, weight)
 
-    def _carried(self, last):
-        """Return the system of a posterior, with the rows that were included in it.
-
-        Where variances were sampled, those of the coefficients are all that is known.
-        """
-        system = last.system
-        if not isinstance(system, PrimalSystem | DualSystem):
-            system = low_rank_system(1.0 / last.coefficient_variance(), 0.0 * self.prior[:, None])
-        return self._added(system, last.rows, last.precision) if len(last.rows) else system
-
     def add_batch(self, last, X, sign, weight):
         """Return the `BinaryFit` after rows of X (q, d) with labels in {-1, +1}.
 
         `last` is the `WeightPosterior` so far; the evidence is what the batch adds.
         """
-        estimator, before, mean = self.estimator, self._carried(last), last.mean
+        estimator, before, mean = self.estimator, last.system, last.mean
         g, rank = estimator.forgetting, estimator.stream_rank
+        # where variances were sampled, those of the coefficients are all that is known
+        if not isinstance(before, PrimalSystem | DualSystem):
+            before = low_rank_system(1.0 / last.coefficient_variance(), 0.0 * self.prior[:, None])
+        if len(last.rows):  # that were included in the posterior
+            before = self._added(before, last.rows, last.precision)
         if g < 1.0:
             old = g * before.times(mean)
             before = before.weakened(g, (1.0 - g) * self.prior)
