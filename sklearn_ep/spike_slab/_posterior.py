@@ -418,7 +418,11 @@ def mixture_of_draws(units, law, draws, seed):
     square, mean, root = law.solved(models, log_ratio)
     log_noise = law.log_noise(log_ratio)
     if law.space.free[:2].all():
-        again, weight, level = _repeated(weight, rng)
+        # heavy models several times, for each of which levels of draws are spread over (0, 1)
+        times = np.maximum(1, np.rint(_NOISES * weight).astype(int))
+        again = np.repeat(np.arange(len(weight)), times)
+        turn = np.arange(len(again)) - np.repeat(np.cumsum(times) - times, times)
+        weight, level = (weight / times)[again], (turn + rng.random(len(again))) / times[again]
         square, mean, root = square[again], mean[again], root[again]
         models, log_ratio = models[again], log_ratio[again]
         log_noise = np.log(0.5 * square / gammaincinv(0.5 * law.n_rows, level))
@@ -434,17 +438,6 @@ def mixture_of_draws(units, law, draws, seed):
     models, correlation = np.append(law.order, d)[models], law.problem.model.correlations
     given = weight, models, mean * inside, root * inside[:, None, :], nodes, expected, inclusion
     return ModelMixture(units, *given, columns, correlation(columns, columns))
-
-
-def _repeated(weight, rng):
-    """Return places of models, heavy ones several times, weights and levels of a draw for each.
-
-    The levels of one model are spread evenly over (0, 1).
-    """
-    times = np.maximum(1, np.rint(_NOISES * weight).astype(int))
-    again = np.repeat(np.arange(len(weight)), times)
-    turn = np.arange(len(again)) - np.repeat(np.cumsum(times) - times, times)
-    return again, (weight / times)[again], (turn + rng.random(len(again))) / times[again]
 
 
 def _geometric_mean(weight, values):

@@ -147,8 +147,9 @@ class _InverseMap:
         self.ratio = self.second / var
         share = mean * mean / self.second
         lead: Any = slice(None)
-        if factor.groups is not None:
-            lead = _leaders(share, factor.groups)
+        if factor.groups is not None:  # the feature of largest share in each group
+            order = np.lexsort((share, factor.groups))
+            lead = order[np.r_[np.flatnonzero(np.diff(factor.groups[order])), len(order) - 1]]
         self.low, self.room = share[lead], (var / self.second)[lead]
         self.log_room = np.log(self.room)
         self.excess = (factor.spread(self.low) - share) * self.ratio
@@ -174,12 +175,6 @@ class _InverseMap:
         h = more * np.log(rho) + rest + self.base[pick] - total(0.5 * np.log(gap) + pull)
         return h, on + off * (more * taken / rho + total((pull - 0.5) * own / gap))
 
-    def _bracket(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of the root; they must grow with the signal, fixed ones are passed in practice."""
-        k, base = self.strength, self.base
-        high = k + np.abs(base) + 50 + np.maximum(k - base, 0)
-        return -2 * (np.abs(base) + np.log1p(k) + 60), high
-
     def guess(self, inclusion: np.ndarray | None) -> np.ndarray:
         """Return where to begin: an inclusion next to one or `low` tells less than the signal."""
         u, told = self.strength - self.base, np.array(np.nan)
@@ -189,7 +184,10 @@ class _InverseMap:
         return np.where(u > 0, u, np.where(np.isfinite(told), told, u / 1.5))
 
     def solve(self, start: np.ndarray) -> MatchedCavity:
-        low, high = self._bracket()
+        k, base = self.strength, self.base
+        # bounds of the root, which must grow with the signal: fixed ones are passed in practice
+        low = -2 * (np.abs(base) + np.log1p(k) + 60)
+        high = k + np.abs(base) + 50 + np.maximum(k - base, 0)
         u = np.clip(start, low, high)
         todo: Any = slice(None)
         for _ in range(MAX_NEWTON):
@@ -224,9 +222,3 @@ class _InverseMap:
         log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
         kl = factor.total(shift * self.mean - 0.5 * precision * self.second) - log_z
         return MatchedCavity(shift, precision, np.minimum(on, 1.0), kl, u)  # rounding
-
-
-def _leaders(share: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Index of the feature of largest share in each group."""
-    order = np.lexsort((share, groups))
-    return order[np.r_[np.flatnonzero(np.diff(groups[order])), len(order) - 1]]
