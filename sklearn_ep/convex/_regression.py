@@ -90,6 +90,13 @@ class Rows(NamedTuple):
     y: np.ndarray
     weight: np.ndarray
 
+    def about(self, centre):
+        """Return dense rows about a `Centre`, or about zero for None."""
+        X = self.X.toarray() if sp.issparse(self.X) else self.X
+        if centre is None:
+            return self._replace(X=X)
+        return Rows(X - centre.columns, self.y - centre.response, self.weight)
+
 
 class StackedDesign:
     """The rows of X above those of C (the identity for None), that counts products with X.
@@ -487,11 +494,8 @@ class RegressionPlan:
         learned = loop.exact and loop.design.C is None
         if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
             return 1.0, 0.0
-        X, y, weight = rows
-        X, n = X.toarray() if sp.issparse(X) else X, len(y)
-        if centre is not None:
-            X, y = X - centre.columns, y - centre.response
-        rows = Rows(X, y, weight)
+        rows = rows.about(centre)
+        weight, n = rows.weight, len(rows.y)
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
             return 1.0, 0.0

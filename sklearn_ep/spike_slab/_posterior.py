@@ -329,13 +329,12 @@ class ModelMixture(SparseMixture):
     mean: np.ndarray
     root: np.ndarray
     nodes: np.ndarray
+    noise: np.ndarray
+    slab: np.ndarray
     prior_inclusion: np.ndarray
     inclusion: np.ndarray
     columns: np.ndarray
     correlation: np.ndarray
-
-    def __post_init__(self):
-        self.noise, self.slab = np.exp(self.nodes[:, 0]), np.exp(self.nodes[:, 1])
 
     @cached_property
     def means(self):
@@ -436,8 +435,9 @@ def mixture_of_draws(units, law, draws, seed):
     log_noise = log_noise + 2 * np.log(units.y_scale)
     nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
     models, correlation = np.append(law.order, d)[models], law.problem.model.correlations
-    given = weight, models, mean * inside, root * inside[:, None, :], nodes, expected, inclusion
-    return ModelMixture(units, *given, columns, correlation(columns, columns))
+    given = weight, models, mean * inside, root * inside[:, None, :], nodes
+    told = np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expected, inclusion
+    return ModelMixture(units, *given, *told, columns, correlation(columns, columns))
 
 
 def _geometric_mean(weight, values):
