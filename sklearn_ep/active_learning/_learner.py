@@ -14,21 +14,10 @@ from .._estimator.checks import check_number
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import Printed
 from .._estimator.tables import is_missing, rows_at
+from . import _strategies as strategies
 from ._posterior import posterior_of
 from ._query import query, reference_of
 from ._rows import best_first, design_rows, row_numbers, rows_of
-from ._strategies import (
-    LOOK_AHEAD,
-    OF_PROBA,
-    best_rows,
-    check_objective,
-    check_strategy,
-    greedy,
-    is_greedy,
-    look_ahead,
-    resolved,
-    works_on_posterior,
-)
 
 # Labels of a classifier until which rows come from the design, which is made for so many.
 _FEW = 10
@@ -103,11 +92,13 @@ class _PoolLabels:
 
 def _sees_labels(strategy, model):
     """Return whether a strategy can see the labels since the last refit of a model."""
-    return _by_proba(strategy, model) or (_has_posterior(model) and works_on_posterior(strategy))
+    return _by_proba(strategy, model) or (
+        _has_posterior(model) and strategies.works_on_posterior(strategy)
+    )
 
 
 def _by_proba(strategy, model):
-    return strategy in OF_PROBA and hasattr(model, "predict_proba")
+    return strategy in strategies.OF_PROBA and hasattr(model, "predict_proba")
 
 
 def _has_posterior(model):
@@ -230,8 +221,8 @@ class Learner(Printed):
         missing_label: Any = np.nan,
         random_state: Seed = None,
     ) -> None:
-        check_strategy(strategy, estimator)
-        check_objective(objective, strategy)
+        strategies.check_strategy(strategy, estimator)
+        strategies.check_objective(objective, strategy)
         check_number("refit_every", refit_every, 1, integer=True)
         if n_reference is not None:
             check_number("n_reference", n_reference, 1, integer=True)
@@ -309,7 +300,7 @@ class Learner(Printed):
             self.expected_gain_ = np.nan
             count = max(n_instances, min(_FEW - n_told, len(rows)))
             return design_rows(self._pool, self.labelled_, rows, count)[0][:n_instances]
-        strategy = resolved(self._strategy, self.estimator_, self._objective)
+        strategy = strategies.resolved(self._strategy, self.estimator_, self._objective)
         if not _sees_labels(strategy, self.estimator_):
             return query(
                 self.estimator_,
@@ -321,8 +312,10 @@ class Learner(Printed):
                 random_state=self._reference_seed,
             )
         chosen = self._best(strategy, free, n_instances)
-        if strategy in LOOK_AHEAD:
-            self.expected_gain_ = float(look_ahead(self._posterior, "epig", chosen[:1])[0])
+        if strategy in strategies.LOOK_AHEAD:
+            self.expected_gain_ = float(
+                strategies.look_ahead(self._posterior, "epig", chosen[:1])[0]
+            )
         return chosen
 
     def _best(self, strategy, free, n_instances):
@@ -330,17 +323,17 @@ class Learner(Printed):
         # labels told since the last refit are taken in once, as those to come before the next
         kept = self._refit_every > 1 or self._n_fitted < len(self._labels)
         if _by_proba(strategy, self.estimator_) and not (kept and _has_posterior(self.estimator_)):
-            rated = OF_PROBA[strategy](self.predict_proba())[rows]
+            rated = strategies.OF_PROBA[strategy](self.predict_proba())[rows]
             return rows[best_first(rated, n_instances)]
         posterior = self._up_to_date()
-        if is_greedy(strategy, "auto", n_instances):
-            return np.array(greedy(posterior, strategy, free, n_instances)[0])
-        return best_rows(posterior, strategy, rows, n_instances)
+        if strategies.is_greedy(strategy, "auto", n_instances):
+            return np.array(strategies.greedy(posterior, strategy, free, n_instances)[0])
+        return strategies.best_rows(posterior, strategy, rows, n_instances)
 
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""
         if self._posterior is None:
-            strategy = resolved(self._strategy, self.estimator_, self._objective)
+            strategy = strategies.resolved(self._strategy, self.estimator_, self._objective)
             reference = reference_of(
                 strategy if isinstance(strategy, str) else "epig",
                 self._pool,

@@ -13,21 +13,9 @@ from .._engine.gaussian import one_blas_thread
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
+from . import _strategies as strategies
 from ._posterior import posterior_of
 from ._rows import allowed_rows, best_first, design_rows, rows_of
-from ._strategies import (
-    N_REFERENCE,
-    N_REFERENCE_OF_VARIANCE,
-    check_objective,
-    check_strategy,
-    greedy,
-    is_greedy,
-    needs_reference,
-    plain_scores,
-    require_covariance,
-    resolved,
-    works_on_posterior,
-)
 
 
 def _check_fitted(estimator):
@@ -42,7 +30,7 @@ def _check_fitted(estimator):
 
 def reference_of(strategy, X, X_reference, n_reference, random_state):
     """Return the reference rows of a strategy, given or a sample of X; None if it needs none."""
-    if not needs_reference(strategy):
+    if not strategies.needs_reference(strategy):
         return None
     if X_reference is not None:
         X_reference = rows_of(X_reference)
@@ -52,7 +40,7 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
             )
         return X_reference
     if n_reference is None:
-        n_reference = N_REFERENCE_OF_VARIANCE if strategy == "variance_reduction" else N_REFERENCE
+        n_reference = strategies.n_reference_of(strategy)
     check_number("n_reference", n_reference, 1, integer=True)
     n = X.shape[0]
     if n <= n_reference:
@@ -151,14 +139,14 @@ def scores(
     [0.4 0.5 0.5]
     """
     _check_fitted(estimator)
-    check_strategy(strategy, estimator)
-    strategy, X = resolved(strategy, estimator), rows_of(X)
+    strategies.check_strategy(strategy, estimator)
+    strategy, X = strategies.resolved(strategy, estimator), rows_of(X)
     if callable(strategy):
         return np.asarray(strategy(estimator, X))
     if strategy == "random":
         return check_random_state(random_state).random_sample(X.shape[0])
     reference = reference_of(strategy, X, X_reference, n_reference, random_state)
-    return plain_scores(estimator, X, reference, strategy)
+    return strategies.plain_scores(estimator, X, reference, strategy)
 
 
 @one_blas_thread()
@@ -248,8 +236,8 @@ def query(
     """
     if estimator is not None:
         _check_fitted(estimator)
-    check_strategy(strategy, estimator)
-    check_objective(objective, strategy)
+    strategies.check_strategy(strategy, estimator)
+    strategies.check_objective(objective, strategy)
     X_pool = rows_of(X_pool)
     n = X_pool.shape[0]
     allowed = allowed_rows(n, candidates, exclude)
@@ -260,17 +248,17 @@ def query(
         labelled = np.setdiff1d(np.arange(n), allowed_rows(n, None, exclude))
         chosen, values = design_rows(X_pool, labelled, allowed, n_instances)
         return (chosen, values) if return_scores else chosen
-    strategy, X = resolved(strategy, estimator, objective), rows_at(X_pool, allowed)
+    strategy, X = strategies.resolved(strategy, estimator, objective), rows_at(X_pool, allowed)
     reference = reference_of(strategy, X_pool, X_reference, n_reference, random_state)
-    if is_greedy(strategy, diversify, n_instances):
-        if not works_on_posterior(strategy):
+    if strategies.is_greedy(strategy, diversify, n_instances):
+        if not strategies.works_on_posterior(strategy):
             raise ValueError(
                 f"diversify=True lowers variances, which strategy={strategy!r} does not use."
             )
-        require_covariance(estimator, strategy)
+        strategies.require_covariance(estimator, strategy)
         free = np.ones(len(allowed), dtype=bool)
         posterior = posterior_of(estimator, X, reference)
-        chosen, rated = greedy(posterior, strategy, free, n_instances)
+        chosen, rated = strategies.greedy(posterior, strategy, free, n_instances)
         values = np.array([v[i] for v, i in zip(rated, chosen, strict=True)])
     else:
         rated = scores(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.metrics import euclidean_distances
 from sklearn.utils import check_array
 
 from .._estimator.categories import CategoryCoder, category_columns
@@ -108,11 +109,7 @@ def _distances(rows):
     size = np.abs(X).max()
     X = X / size if size > 0 else X  # no square over- or underflows
     X = X if sp.issparse(X) else X - X.mean(axis=0)
-    products = X @ X.T
-    products = products.toarray() if sp.issparse(products) else products
-    squares = np.diagonal(products)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2.0 * products, 0.0))
-    np.fill_diagonal(distances, 0.0)
+    distances = euclidean_distances(X)
     longest = distances.max()
     return distances / longest if longest > 0 else distances
 

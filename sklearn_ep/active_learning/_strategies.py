@@ -133,11 +133,6 @@ def _expected_error(labels):
     return fall - np.maximum.reduce(labels.before).mean(axis=1)
 
 
-# Reference rows of a strategy that counts what happens at others.
-N_REFERENCE = 200
-N_REFERENCE_OF_VARIANCE = 1000
-
-
 def _margin(proba):
     top = np.partition(proba, -2, axis=1)
     return top[:, -2] - top[:, -1]
@@ -216,6 +211,11 @@ def resolved(strategy, estimator, objective="log_loss"):
 def needs_reference(strategy):
     """Return whether a strategy counts what happens at reference rows."""
     return not callable(strategy) and (strategy in LOOK_AHEAD or strategy == "variance_reduction")
+
+
+def n_reference_of(strategy):
+    """Return how many reference rows a strategy has by default."""
+    return 1000 if strategy == "variance_reduction" else 200
 
 
 def is_greedy(strategy, diversify, n_instances):

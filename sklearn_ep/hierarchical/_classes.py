@@ -20,13 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from .._engine.class_sites import (
-    MOST_WEIGHTS,
-    ClassWeights,
-    JointEP,
-    class_covariances,
-    empty_sites,
-)
+from .._engine import class_sites
 from .._engine.gaussian import Moments, checked_cholesky
 from .._engine.hyper import Node
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -60,10 +54,10 @@ def why_not_joint(n_classes, X, designs, n_levels, power):
     if power != 1.0:
         return f"power={power:g}; it takes power=1"
     columns = X.shape[1] + sum(w.shape[1] * n for w, n in zip(designs, n_levels, strict=True))
-    if n_classes * columns > MOST_WEIGHTS:
+    if n_classes * columns > class_sites.MOST_WEIGHTS:
         return (
             f"{n_classes} classes have {n_classes * columns} coefficients and effects; the limit "
-            f"is {MOST_WEIGHTS}"
+            f"is {class_sites.MOST_WEIGHTS}"
         )
     if n_classes * len(X) > _MOST_LATENT:
         return f"{len(X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
@@ -129,12 +123,12 @@ class ClassesModel:
 
     def first_sites(self):
         """Return sites (n, K) that say nothing."""
-        return (Sites(*empty_sites(self.y, self.n_classes)),)
+        return (Sites(*class_sites.empty_sites(self.y, self.n_classes)),)
 
     def structure(self, theta):
         """Return the `ClassWeights` of coefficients and whitened effects at theta."""
         sizes, scales = (self.n_levels, self.n_levels), _scales.factors(theta, self.n_effects)
-        return ClassWeights(class_rows(self.rows, *sizes, scales), self.prior)
+        return class_sites.ClassWeights(class_rows(self.rows, *sizes, scales), self.prior)
 
     def weights_at(self, node):
         """Return the `WeightsAt` of a `Node`."""
@@ -152,7 +146,7 @@ class ClassesModel:
 
         One pass costs O(n K^2 (D + E)^2 + (K q)^3) and n K integrals, for E effects a row.
         """
-        ep = JointEP(self.structure(theta), QUICK_SOFTMAX, self.y, self.weight)
+        ep = class_sites.JointEP(self.structure(theta), QUICK_SOFTMAX, self.y, self.weight)
         limits = dict(tol=tol, max_iter=max_passes, damping=_PLAIN_DAMPING, mixing=_MIXING)
         result = ep.solve(np.stack(sites[0]), accelerate=True, **limits)
         log_z = result.evaluation.record["log_evidence"]
@@ -238,7 +232,7 @@ class WeightsAt(NamedTuple):
     def at_rows(self, rows):
         """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
         known, unseen = self._columns(rows)
-        cov = class_covariances(self.spread, known)
+        cov = class_sites.class_covariances(self.spread, known)
         for own in unseen:
             np.einsum("ncc->nc", cov)[:] += np.sum(own**2, axis=1, keepdims=True)
         return known @ self.coef.T, cov

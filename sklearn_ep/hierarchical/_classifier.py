@@ -22,18 +22,10 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import CoefficientReport
-from . import _plan, _prediction, _scales
+from . import _plan, _prediction, _scales, _tables
 from ._factors import split_intercept
 from ._fit import attributes_of, fit_plan
 from ._parts import check_checkpoint, checked_state
-from ._tables import (
-    coefficients,
-    effects_frame,
-    figures_of,
-    names_of_shared,
-    scales_of,
-    what_was_averaged,
-)
 from .messages.posterior import remarks_on_agreement
 from .partitions.trust import trust_in_parts
 
@@ -714,18 +706,18 @@ class HierarchicalEPLogistic(
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
             draws.append((coef, intercept, _scales.scales(theta, posterior.n_effects), effects))
-        arrays = [fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
-        names = "coef", "intercept", "tau", "group_effects"
-        found = Bunch(**dict(zip(names, arrays, strict=True)))
-        if not self._columns.listed:
-            found.group_effects = found.group_effects[0]
-        return found
+        arrays = (fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True))
+        coef, intercept, tau, effects = arrays
+        effects = effects if self._columns.listed else effects[0]
+        return Bunch(coef=coef, intercept=intercept, tau=tau, group_effects=effects)
 
-    _coefficients, _figures, _names = coefficients, figures_of, names_of_shared
+    _coefficients = _tables.coefficients
+    _figures = _tables.figures_of
+    _names = _tables.names_of_shared
 
     def _summarise(self, level, top, sort, feature_names):
         found = super()._summarise(level, top, sort, feature_names)
-        return replace(found, scales=scales_of(self, self._names(feature_names), level))
+        return replace(found, scales=_tables.scales_of(self, self._names(feature_names), level))
 
     def group_effects_frame(self, level: float = 0.9) -> Any:
         """Effects of all groups as a table, one row an effect.
@@ -746,13 +738,13 @@ class HierarchicalEPLogistic(
         ValueError
             If `level` is not between 0 and 1.
         """
-        return effects_frame(self, level)
+        return _tables.effects_frame(self, level)
 
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""
         remarks = [f"Note: {remark}" for remark in self._remarks]
         if self.tau_.size:
-            remarks.append(f"Scales: {what_was_averaged(self)}.")
+            remarks.append(f"Scales: {_tables.what_was_averaged(self)}.")
         if getattr(self, "n_skipped_", 0):  # partitions exchange messages that may be skipped
             remarks.append(
                 f"{self.n_skipped_} messages were left as they were, because the tilted moments "

@@ -71,7 +71,12 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
 def attributes_of(plan, fits):
     """Return the attributes of a fit, lists over factors if a list of them was given."""
     posteriors, columns = [f.posterior for f in fits], plan.columns
-    out = _of_coefficients(columns, posteriors) | fitting.run_attributes(fits)
+    beta = moments_by_class(posteriors)
+    coef, intercept = split_intercept(np.stack([m.mean for m in beta]), columns)
+    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
+    out = fitting.run_attributes(fits) | dict(coef_=coef, intercept_=intercept)
+    out |= dict(coef_std_=split_intercept(sd, columns)[0])
+    out |= dict(coef_cov_=fitting.one_or_stack([m.cov for m in beta]))
     out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
     effects = plan.levels, *posteriors[0].group_effects()
     none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
@@ -86,29 +91,16 @@ def attributes_of(plan, fits):
     return out | {"_posteriors": posteriors}
 
 
-def _of_coefficients(columns, posteriors):
-    beta = moments_by_class(posteriors)
-    mean = np.stack([m.mean for m in beta])
-    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
-    coef, intercept = split_intercept(mean, columns)
-    out = {"coef_": coef, "intercept_": intercept, "coef_std_": split_intercept(sd, columns)[0]}
-    return out | {"coef_cov_": fitting.one_or_stack([m.cov for m in beta])}
-
-
 def _of_scales(columns, posteriors, rule):
     quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
     nodes = [p.average.phi for p in posteriors]
     weights = [p.average.weight for p in posteriors]
-    out = fitting.hyper_attributes(nodes, weights, _names_of_theta(columns), used)
-    return out | {"theta_rule_": rule, "tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
-
-
-def _names_of_theta(columns):
-    """Return the names of the coordinates of theta, numbered by factor where there are several."""
     pairs = enumerate(columns.factors)
-    names = [(f"_{f}", n) for f, c in pairs for n in _scales.names(1 + len(c.slopes))]
-    return tuple(n + (f if columns.listed else "") for f, n in names)
+    numbered = [(f"_{f}", n) for f, c in pairs for n in _scales.names(1 + len(c.slopes))]
+    names = [n + (f if columns.listed else "") for f, n in numbered]
+    out = fitting.hyper_attributes(nodes, weights, names, used)
+    return out | {"theta_rule_": rule, "tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 
 def _of_sites(plan, fits):

@@ -14,19 +14,8 @@ from .._estimator import checks
 from .._estimator.checks import check_hyperparameters
 from .._estimator.row_parts import set_columns
 from .._estimator.tables import array_of, in_memory
-from . import _factors, _scales
+from . import _factors, _parts, _scales
 from ._classes import why_not_joint
-from ._parts import (
-    Parts,
-    RawRows,
-    describe_part,
-    digest,
-    join_levels,
-    parts_of_members,
-    place_rows,
-    shape_of,
-    sites_of_raw,
-)
 from .messages.parts import rows_of_parts
 from .partitions.draws import load_sampler
 
@@ -38,7 +27,7 @@ _MOST_DENSE, _MOST_CROSSED = 4000, 500
 
 # Engines with sites of rows, which take several factors and shares of rows; and those that draw.
 _BY_ROWS, DRAWING = ("auto", "ep", "messages"), ("importance", "nuts")
-_WITHOUT_GRID = "messages", *DRAWING
+_WITHOUT_GRID, _BY_MODE = ("messages", *DRAWING), ("laplace",)
 
 
 class Settings(NamedTuple):
@@ -73,7 +62,7 @@ class Plan(NamedTuple):
 
     columns: _factors.FactorColumns
     engine: str
-    parts: Parts | None
+    parts: _parts.Parts | None
     n_rows: int
     levels: list[np.ndarray]
     sizes: list[np.ndarray]
@@ -149,22 +138,18 @@ def _check_by_factor(est):
 
 def remarks_on_parameters(est, has_groups):
     """Return a sentence on each parameter that is not at its default and does nothing."""
-    found, without = [], f"does nothing with engine={est.engine!r}"
-    if est.engine in _WITHOUT_GRID and not est.refine:
-        found.append(
-            f"refine={est.refine!r} {without}, which goes without a grid in any case; leave it at "
-            "its default."
-        )
-    if est.engine in DRAWING and est.hyperparameters == "mode":
-        found.append(
-            f"hyperparameters='mode' {without}, whose draws are of theta too; leave it at its "
-            "default."
-        )
-    if est.engine == "laplace" and est.schedule != "parallel":
-        found.append(
-            f"schedule={est.schedule!r} {without}, which climbs to the mode of all sites together; "
-            "leave it at its default."
-        )
+    engine, found = est.engine, []
+    together = "which climbs to the mode of all sites together"
+    for name, idle_with, idle, why in (
+        ("refine", _WITHOUT_GRID, not est.refine, "which goes without a grid in any case"),
+        ("hyperparameters", DRAWING, est.hyperparameters == "mode", "whose draws are of theta too"),
+        ("schedule", _BY_MODE, est.schedule != "parallel", together),
+    ):
+        if engine in idle_with and idle:
+            value = f"{name}={getattr(est, name)!r}"
+            found.append(
+                f"{value} does nothing with engine={engine!r}, {why}; leave it at its default."
+            )
     if not has_groups:
         found.append(
             "no groups were given: this is logistic regression without group effects. Name their "
@@ -217,9 +202,9 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     joint = _is_joint(est, engine, parted, columns, (shared, designs, n_levels))
     parts: Any = None
     if parted and not joint and engine == "messages":
-        parts = parts_of_members(rows_of_parts(codes, n_levels, est.n_partitions), codes)
+        parts = _parts.parts_of_members(rows_of_parts(codes, n_levels, est.n_partitions), codes)
     elif parted and not joint:
-        parts = place_rows(est, engine in DRAWING, training, levels, codes, previous)
+        parts = _parts.place_rows(est, engine in DRAWING, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
     rows = dict(X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes)
     known = dict(parts=parts, n_rows=len(training.y), levels=levels, sizes=sizes, joint=joint)
@@ -232,31 +217,26 @@ def plan_parts(est, run, with_digest):
     run is the `PartMap` over the raw parts.
     """
     none = [None] * len(run.parts)
-    set_columns(est, run(shape_of, none))
+    set_columns(est, run(_parts.shape_of, none))
     named = getattr(est, "feature_names_in_", None)
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
-    told = run(describe_part, none, columns, with_digest)
-    _look_at(est, told)
-    if columns.factors:
-        check_binary(est, "rows are a list of partitions")
-    levels, sizes, where = join_levels(told)
-    n_levels, n_rows = [len(size) for size in sizes], [t.n_rows for t in told]
-    engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
-    data = [np.array(t.digest) for t in told]
-    parts = Parts(where, RawRows(columns, est.classes_[1]))
-    if engine != "messages":
-        parts = parts._replace(site=sites_of_raw(n_rows, levels, n_levels, where))
-    known = dict(parts=parts, n_rows=sum(n_rows), levels=levels, sizes=sizes, joint=False)
-    return _planned(est, data if with_digest else None, columns, engine, **known)
-
-
-def _look_at(est, told):
-    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
+    told = run(_parts.describe_part, none, columns, with_digest)
     est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
     if len(est.classes_) < 2:
         raise ValueError("a list of partitions needs at least two classes, got 1 class.")
     checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
+    if columns.factors:
+        check_binary(est, "rows are a list of partitions")
+    levels, sizes, where = _parts.join_levels(told)
+    n_levels, n_rows = [len(size) for size in sizes], [t.n_rows for t in told]
+    engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
+    data = [np.array(t.digest) for t in told]
+    parts = _parts.Parts(where, _parts.RawRows(columns, est.classes_[1]))
+    if engine != "messages":
+        parts = parts._replace(site=_parts.sites_of_raw(n_rows, levels, n_levels, where))
+    known = dict(parts=parts, n_rows=sum(n_rows), levels=levels, sizes=sizes, joint=False)
+    return _planned(est, data if with_digest else None, columns, engine, **known)
 
 
 def _planned(est, data, columns, engine, **known):
@@ -270,7 +250,7 @@ def _planned(est, data, columns, engine, **known):
     if data is not None:
         factors = [(f.positions, f.slopes) for f in columns.factors]
         words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
-        fingerprint = digest(*data, *theta_prior, words, factors)
+        fingerprint = _parts.digest(*data, *theta_prior, words, factors)
     asked = dict(settings=_settings(est), fingerprint=fingerprint, **known)
     return Plan(columns, engine, beta_sd=beta_sd, theta_prior=theta_prior, **asked)
 

@@ -14,22 +14,13 @@ from .._estimator.checks import check_number
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
 from .._estimator.summary import interval_of
 from .._estimator.tables import column_at, names_of
-from ._drawing import (
-    MOST_LABELS,
-    Display,
-    check_index,
-    percent,
-    pyplot,
-    some_of,
-    step_with,
-    strongest,
-)
+from . import _drawing as drawing
 
 _MOST_NAMES = 36  # of features that stand upright below an axis and can be read
 
 
 @dataclass(eq=False, repr=False)
-class InclusionDisplay(Display):
+class InclusionDisplay(drawing.Display):
     """Posterior inclusion probabilities with the coefficients of the features that are in.
 
     Parameters
@@ -111,7 +102,7 @@ class InclusionDisplay(Display):
         """
         check_number("threshold", threshold, 0, 1)
         models = "SpikeSlabRegressor or SpikeSlabClassifier"
-        model = step_with(estimator, "inclusion_proba_", models)
+        model = drawing.step_with(estimator, "inclusion_proba_", models)
         return cls(
             model.inclusion_proba_,
             np.ravel(model.coef_),
@@ -140,7 +131,7 @@ class InclusionDisplay(Display):
         if ax is not None:
             ax.set_xlabel("feature")
             return super().plot(ax, **kwargs)
-        axes = pyplot().subplots(2, sharex=True, layout="constrained")[1]
+        axes = drawing.pyplot().subplots(2, sharex=True, layout="constrained")[1]
         self._draw_coefficients(axes[1])
         super().plot(axes[0], **kwargs)
         self.ax_ = axes
@@ -160,7 +151,7 @@ class InclusionDisplay(Display):
         if self.sets is None or not len(self.sets):
             return
         for k, (members, share) in enumerate(zip(self.sets, self.sets.probability, strict=True)):
-            label = f"set {k}: {len(members)} features, {percent(share)}"
+            label = f"set {k}: {len(members)} features, {drawing.percent(share)}"
             ax.plot(members, self.inclusion[members], "o", color=f"C{k % 10}", label=label)
         ax.legend(fontsize="small")
 
@@ -169,7 +160,7 @@ class InclusionDisplay(Display):
         ax.vlines(place, *self.interval[place].T, color="C3", linewidth=1.5)
         ax.plot(place, self.coef[place], "o", color="C3", markersize=4)
         ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.set(xlabel="feature", ylabel=f"coefficient, {percent(self.level)} interval")
+        ax.set(xlabel="feature", ylabel=f"coefficient, {drawing.percent(self.level)} interval")
         self._name(ax, place)
 
     def _name(self, ax, place):
@@ -185,7 +176,7 @@ class InclusionDisplay(Display):
 
 
 @dataclass(eq=False, repr=False)
-class CoefficientIntervalDisplay(Display):
+class CoefficientIntervalDisplay(drawing.Display):
     """Posterior means of coefficients with their intervals.
 
     Parameters
@@ -281,13 +272,13 @@ class CoefficientIntervalDisplay(Display):
             If the number of names is not that of the coefficients, or `sort`, `top` or
             `class_index` is none of the above.
         """
-        model = step_with(estimator, "coef_std_", "linear model of this package")
-        check_index("class_index", class_index, len(np.atleast_2d(model.coef_)))
+        model = drawing.step_with(estimator, "coef_std_", "linear model of this package")
+        drawing.check_index("class_index", class_index, len(np.atleast_2d(model.coef_)))
         mean = np.atleast_2d(model.coef_)[class_index]
         std = np.atleast_2d(model.coef_std_)[class_index]
         names = _names_of_coefficients(estimator, len(mean), class_index, feature_names)
         interval = model.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
-        drawn = strongest(dict(mean=mean, sd=std, interval=interval, name=names), top, sort)
+        drawn = drawing.strongest(dict(mean=mean, sd=std, interval=interval, name=names), top, sort)
         return cls(
             drawn["mean"],
             drawn["interval"],
@@ -309,13 +300,13 @@ class CoefficientIntervalDisplay(Display):
         ax.set_yticks(rows, self.names)
         of_class = "" if self.class_name is None else f" for class {self.class_name}"
         ax.set(
-            xlabel=f"coefficient{of_class}, {percent(self.level)} interval",
-            title=some_of(self.estimator_name, len(rows), self.n_coefficients),
+            xlabel=f"coefficient{of_class}, {drawing.percent(self.level)} interval",
+            title=drawing.some_of(self.estimator_name, len(rows), self.n_coefficients),
         )
 
 
 @dataclass(eq=False, repr=False)
-class GroupEffectsDisplay(Display):
+class GroupEffectsDisplay(drawing.Display):
     """Caterpillar plot: posterior mean and interval of each group's effect, in increasing order.
 
     Parameters
@@ -431,11 +422,11 @@ class GroupEffectsDisplay(Display):
         A raw effect is one step of maximum likelihood from the posterior mean of the effect: the
         sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
-        model = step_with(estimator, "group_labels_", "HierarchicalEPLogistic")
+        model = drawing.step_with(estimator, "group_labels_", "HierarchicalEPLogistic")
         known, means, stds = _effects_of(model, factor, class_index)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
-        check_index("effect", effect, means.shape[1])
+        drawing.check_index("effect", effect, means.shape[1])
         mean, std, raw = means[:, effect], stds[:, effect], None
         if X is not None or y is not None:
             if X is None or y is None:
@@ -445,7 +436,7 @@ class GroupEffectsDisplay(Display):
             labels = None if effect else labels  # rows alone say nothing of a slope
             raw = mean + _steps(model, known, labels, rows, groups, y)
         columns = dict(mean=mean, sd=std, label=known) | ({} if raw is None else {"raw": raw})
-        drawn = strongest(columns, top, "column")
+        drawn = drawing.strongest(columns, top, "column")
         names = names_at_last_step(estimator)
         factor_name, effect_name = _names_of(model, factor, effect, names)
         if len(model.classes_) > 2:
@@ -463,7 +454,7 @@ class GroupEffectsDisplay(Display):
         ).plot(ax=ax, **kwargs)
 
     def _n_labelled(self):
-        return len(self.mean) if len(self.mean) <= MOST_LABELS else 0
+        return len(self.mean) if len(self.mean) <= drawing.MOST_LABELS else 0
 
     def _draw(self, ax, **kwargs):
         order = np.argsort(self.mean)
@@ -483,7 +474,7 @@ class GroupEffectsDisplay(Display):
             ax.set_yticks([])
         name = "group" if self.factor_name is None else self.factor_name
         ax.set(
-            xlabel=f"{self.effect_name}, {percent(self.level)} interval",
+            xlabel=f"{self.effect_name}, {drawing.percent(self.level)} interval",
             ylabel=name if labelled else f"{len(order)} groups",
             title=self._title(),
         )
@@ -492,7 +483,7 @@ class GroupEffectsDisplay(Display):
     def _title(self):
         """Return estimator, factor, and how many of its levels are drawn."""
         title = ": ".join(n for n in (self.estimator_name, self.factor_name) if n is not None)
-        return some_of(title, len(self.mean), self.n_groups)
+        return drawing.some_of(title, len(self.mean), self.n_groups)
 
 
 def _names_of_coefficients(estimator, d, class_index, given):
@@ -547,10 +538,10 @@ def _effects_of(estimator, factor, class_index):
     tables = [estimator.group_labels_, estimator.group_effects_, estimator.group_effects_std_]
     if not isinstance(tables[0], list):
         tables = [[table] for table in tables]
-    check_index("factor", factor, len(tables[0]))
+    drawing.check_index("factor", factor, len(tables[0]))
     known, means, stds = (table[factor] for table in tables)
     by_class = np.ndim(means) == 3
-    check_index("class_index", class_index, len(means) if by_class else 1)
+    drawing.check_index("class_index", class_index, len(means) if by_class else 1)
     return known, *(v[class_index] if by_class else v for v in (means, stds))
 
 

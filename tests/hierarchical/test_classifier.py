@@ -876,7 +876,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
             site = site._replace(moments=site.moments._replace(cov=-site.moments.cov))
         return site
 
-    monkeypatch.setattr("sklearn_ep.hierarchical.partitions.fit.tilted_by_nodes", broken)
+    monkeypatch.setattr("sklearn_ep.hierarchical.partitions.part.tilted_by_nodes", broken)
     clf = HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
     assert clf.n_skipped_ == 1 and clf.converged_ and apart(clf, fitted())[0] < 2e-3
 

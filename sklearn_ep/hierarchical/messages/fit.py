@@ -5,7 +5,7 @@ root of the derivative of the log evidence, which costs nothing at a fixed point
 uncertainty is added to that of everything else by differences of fits at scales nearby.
 """
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -165,20 +165,15 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
     the state to go on from, or None; `save`, if not None, is called with that of each step in the
     scales.
     """
-    if run is not None:
-        return _fit_parts(plan, run, monitor, previous, save)
-    parts = parts_in_memory(plan, sign)
-    # one part has nothing to share out, and would pay for each of its questions
-    with parallel_config("sequential") if len(parts) == 1 else nullcontext():
-        with PartMap(parts, plan.settings.n_jobs, prefer="threads") as run:
-            return _fit_parts(plan, run, monitor, previous, save)
-
-
-def _fit_parts(plan, run, monitor, previous, save):
-    """Return the `BinaryFit` of parts."""
-    numbers = LevelNumbers(plan.parts.where, plan.n_levels)
-    with fit_token() as token:
-        rows = LoggedRows(run, token, numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
+    with ExitStack() as stack:
+        if run is None:
+            parts = parts_in_memory(plan, sign)
+            if len(parts) == 1:  # nothing to share out: its questions would cost more by workers
+                stack.enter_context(parallel_config("sequential"))
+            run = stack.enter_context(PartMap(parts, plan.settings.n_jobs, prefer="threads"))
+        token, big = stack.enter_context(fit_token()), int(np.argmax(plan.n_levels))
+        numbers = LevelNumbers(plan.parts.where, plan.n_levels)
+        rows = LoggedRows(run, token, numbers, plan.parts.reader, big)
         return _fit_rows(plan, rows, monitor, previous, save)
 
 

@@ -278,10 +278,13 @@ def row_precision(held, state):
 
 
 def _updated(rows, state, root, mean, power):
-    """Return what `updated_sites` does of rows in a state; parameters as for `update`."""
-    turned = rows.X @ root.T
+    """Return (`SiteUpdate`, largest distance of tilted from current moments in sds).
+
+    Parameters are as for `update`.
+    """
+    turned, sites = rows.X @ root.T, state.sites
     cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
-    return updated_sites(rows, state.sites, rows.predictor(mean), cavity_var, power)
+    return updated_sites(rows, sites, rows.predictor(mean), cavity_var, power)
 
 
 def updated_sites(rows, sites, mean, cavity_var, power=1.0):

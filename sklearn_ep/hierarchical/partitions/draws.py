@@ -16,23 +16,10 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.gaussian import (
-    Moments,
-    backward,
-    checked_cholesky,
-    forward,
-    log_partition,
-    natural,
-)
+from ..._engine import gaussian
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
-from .part import (
-    SiteState,
-    TiltedSite,
-    effect_modes,
-    effect_rule,
-    tilted_by_nodes,
-)
+from . import part
 
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
@@ -44,19 +31,6 @@ class ImportanceSettings(NamedTuple):
     n_draws: int
     min_share: float
     seed: int
-
-    def number(self, n_fresh):
-        """Return how many draws to make after others: twice as many.
-
-        Where draws do not serve for long, their noise would otherwise go on as that of all messages
-        that a new set of them moves: 8.3 iterations for 7.5 on eight sets of 6 to 8 groups. Further
-        doublings moved nothing on sixteen sets.
-        """
-        return (2 if n_fresh else 1) * self.n_draws
-
-    def enough(self, share, n):
-        """Say whether this share of n draws is as many effective ones as fresh draws have to be."""
-        return share * n > self.min_share * self.n_draws
 
 
 class DrawState(NamedTuple):
@@ -70,10 +44,10 @@ class DrawState(NamedTuple):
     log Z. score (S, P) of a chain are the slopes of its log density without the cavity.
     """
 
-    nodes: SiteState
+    nodes: part.SiteState
     site: int
     n_fresh: int = 0
-    proposal: Moments | None = None
+    proposal: gaussian.Moments | None = None
     phi: np.ndarray | None = None
     base: np.ndarray | None = None
     log_z: float = 0.0
@@ -96,7 +70,7 @@ def _log_likelihood(rows, phi, q):
     offset = phi[:, :d] @ rows.X.T
     design = np.einsum("nq,sqp->snp", rows.local, _scales.factor(phi[:, d:], q))
     start = np.zeros((len(phi), len(rows.starts), q))
-    modes, lower = effect_modes(rows, offset, design, start)
+    modes, lower = part.effect_modes(rows, offset, design, start)
     group, total = rows.group, np.full(start.shape[:2], -np.inf)
     sides = _panels(modes, lower) if q == 1 else [_adaptive(modes, lower)]
     for side in sides:
@@ -113,11 +87,11 @@ def _log_likelihood(rows, phi, q):
 def _adaptive(modes, lower):
     """Yield nodes (S, J, q) and log weights (S, J) of adaptive Gauss-Hermite quadrature."""
     q = modes.shape[2]
-    x, log_rule = effect_rule(q)
+    x, log_rule = part.effect_rule(q)
     k = np.arange(q)
     log_scale = 0.5 * q * np.log(2.0 * np.pi) - np.log(lower[..., k, k]).sum(-1)
     for node, log_w in zip(x, log_rule, strict=True):
-        step = backward(lower, np.broadcast_to(node[:, None], (*modes.shape, 1)))[..., 0]
+        step = gaussian.backward(lower, np.broadcast_to(node[:, None], (*modes.shape, 1)))[..., 0]
         yield modes + step, log_scale + log_w + 0.5 * node @ node
 
 
@@ -141,14 +115,14 @@ def _panels(modes, lower):
 def draws_of(proposal, n_draws, rng):
     """Return antithetic draws (S, P) of a Gaussian."""
     half = rng.standard_normal(((n_draws + 1) // 2, len(proposal.mean)))
-    lower = checked_cholesky(proposal.cov)
+    lower = gaussian.checked_cholesky(proposal.cov)
     return proposal.mean + np.vstack([half, -half])[:n_draws] @ lower.T
 
 
 def log_factor(cavity, phi):
     """Return the log of the normalised cavity at draws (S, P), without its constant (2 pi)."""
     square = np.einsum("sp,pr,sr->s", phi, cavity.precision, phi)
-    return phi @ cavity.shift - 0.5 * square - log_partition(cavity)
+    return phi @ cavity.shift - 0.5 * square - gaussian.log_partition(cavity)
 
 
 def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
@@ -175,14 +149,22 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
     """
     for attempt in range(rounds):
         if state.phi is None:
-            site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-3)
+            site = part.tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-3)
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
-            phi = draws_of(site.moments, settings.number(state.n_fresh), rng)
-            base = log_factor(natural(site.moments), phi) - marginal_log_likelihood(rows, phi, q)
+            # Twice as many after the first: the noise of draws that do not serve for long would go
+            # on as that of all messages which a new set moves, 8.3 iterations for 7.5 on eight sets
+            # of 6 to 8 groups. Further doublings moved nothing on sixteen sets.
+            n_draws = (2 if state.n_fresh else 1) * settings.n_draws
+            phi = draws_of(site.moments, n_draws, rng)
+            base = log_factor(gaussian.natural(site.moments), phi) - marginal_log_likelihood(
+                rows, phi, q
+            )
             state = DrawState(site.state, state.site, state.n_fresh + 1, site.moments, phi, base)
         log_weight = log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
-        if settings.enough(share, len(weight)) or attempt == rounds - 1:
+        # as many effective ones as fresh draws have to be
+        enough = share * len(weight) > settings.min_share * settings.n_draws
+        if enough or attempt == rounds - 1:
             break
         state = state._replace(phi=None)
     tilted = _controlled_moments(state, weight, share)
@@ -196,9 +178,9 @@ def _weighed(state, log_weight, tilted, least):
     """
     n = len(log_weight)
     if normalised(log_weight)[1] * n < least:
-        tilted = Moments(tilted.mean, np.full_like(tilted.cov, np.nan))
+        tilted = gaussian.Moments(tilted.mean, np.full_like(tilted.cov, np.nan))
     log_z = state.log_z + float(logsumexp(log_weight) - np.log(n))
-    return TiltedSite(log_z, tilted, state)
+    return part.TiltedSite(log_z, tilted, state)
 
 
 def normalised(log_weight):
@@ -209,13 +191,13 @@ def normalised(log_weight):
 
 def _controlled_moments(state, weight, share):
     """Return tilted moments with the control variate of the same draws."""
-    lower = checked_cholesky(state.proposal.cov)
+    lower = gaussian.checked_cholesky(state.proposal.cov)
     white = solve_triangular(lower, (state.phi - state.proposal.mean).T, lower=True).T
     control = share / len(white)
     mean = (weight - control) @ white
     second = (white * (weight - control)[:, None]).T @ white + share * np.eye(white.shape[1])
     cov = second - np.outer(mean, mean)
-    return Moments(state.proposal.mean + lower @ mean, lower @ cov @ lower.T)
+    return gaussian.Moments(state.proposal.mean + lower @ mean, lower @ cov @ lower.T)
 
 
 def load_sampler():
@@ -260,7 +242,7 @@ def _chain(rows, cavity, coordinates, q, n_draws, seed):
     Scores are slopes without the cavity, as `_moments_by_scores` needs them.
     """
     sample, from_pyfunc = load_sampler()
-    mean, lower = coordinates.mean, checked_cholesky(coordinates.cov)
+    mean, lower = coordinates.mean, gaussian.checked_cholesky(coordinates.cov)
     p, n_groups = len(mean), len(rows.starts)
     size = p + n_groups * q
 
@@ -297,14 +279,14 @@ def _effects_along(slopes, rows, coordinates, lower, q):
     d, p, step = rows.X.shape[1], len(lower), 1e-4
     phi = coordinates.mean
     design = rows.local @ _scales.factor(phi[d:], q)
-    modes, own = effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))
+    modes, own = part.effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))
     places = np.r_[np.zeros(p), modes.ravel()] + step * np.eye(p, p + modes.size)[:, None] * [
         [1],
         [-1],
     ]
     ends = np.array([[slopes(x)[1][p:] for x in pair] for pair in places])
     change = (ends[:, 0] - ends[:, 1]).reshape(p, *modes.shape) / (2.0 * step)
-    along = backward(own, forward(own, np.moveaxis(change, 0, -1)))
+    along = gaussian.backward(own, gaussian.forward(own, np.moveaxis(change, 0, -1)))
     return along.reshape(-1, p)
 
 
@@ -322,26 +304,26 @@ def _moments_by_scores(state, weight, cavity):
     plain covariance is off, relative to the whole precision, adds up over sites. Scores are those
     along a line on which the effects move with phi, which is as right and varies less.
     """
-    mean, lower = state.proposal.mean, checked_cholesky(state.proposal.cov)
+    mean, lower = state.proposal.mean, gaussian.checked_cholesky(state.proposal.cov)
     white = solve_triangular(lower, (state.phi - mean).T, lower=True).T
     steady = white + (state.score + _slope_of(cavity, state.phi)) @ lower
     centre = weight @ steady
     across = (weight[:, None] * (white - centre)).T @ (steady - centre)
     cov = np.eye(len(centre)) + 0.5 * (across + across.T)
-    return Moments(mean + lower @ centre, lower @ cov @ lower.T)
+    return gaussian.Moments(mean + lower @ centre, lower @ cov @ lower.T)
 
 
 def _log_mass(rows, cavity, moments, q, n_draws, rng):
     """Return log Z by importance sampling from the Gaussian that the chain found."""
     phi = draws_of(moments, n_draws, rng)
     log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
-    log_weight -= log_factor(natural(moments), phi)
+    log_weight -= log_factor(gaussian.natural(moments), phi)
     return float(logsumexp(log_weight) - np.log(n_draws))
 
 
 def _fresh(rows, cavity, state, q, settings):
     """Return the state with draws made for this cavity."""
-    site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
+    site = part.tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
     phi, score = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)

@@ -17,19 +17,9 @@ from .._layout import EffectPlaces, LocalPart
 from .._parts import parts_in_memory, state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import affords_lattice, lattice_about, star_at
+from . import part
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
-from .part import (
-    SiteState,
-    TiltedSite,
-    conditional_ep,
-    half_partition,
-    marginal_terms,
-    middle_sites,
-    part_worker,
-    rule_of_effects,
-    tilted_by_nodes,
-)
 
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
@@ -80,7 +70,7 @@ class PartAnswers:
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
-        tilted: Any = tilted_by_nodes
+        tilted: Any = part.tilted_by_nodes
         options = dict(self.inner, q=self.q)
         if plan.engine in _DRAWS:
             tilted, share = _DRAWS[plan.engine]
@@ -94,7 +84,7 @@ class PartAnswers:
 
         def evaluate(phi):
             messages = [(phi, self.q)] * len(self.states)
-            return self.run(part_worker, messages, self.reader, marginal_terms, {})
+            return self.run(part.part_worker, messages, self.reader, part.marginal_terms, {})
 
         phi = np.r_[np.zeros(d), self.plan.theta_prior.mean]
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
@@ -102,14 +92,14 @@ class PartAnswers:
 
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
-        place, n = SiteState(None, *theta), len(self.states)
+        place, n = part.SiteState(None, *theta), len(self.states)
         draws = self.plan.engine in _DRAWS
         self.states = [DrawState(place, k) if draws else place for k in range(n)]
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
         messages = list(zip(cavities, self.states, strict=True))
-        sites = self.run(part_worker, messages, *self.shared)
+        sites = self.run(part.part_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
 
@@ -121,10 +111,10 @@ class PartAnswers:
             used[k] = cavity_of(k)
             return used[k], self.states[k]
 
-        answers = self.run.as_completed(part_worker, message_of, *self.shared)
+        answers = self.run.as_completed(part.part_worker, message_of, *self.shared)
         if self.plan.settings.schedule == "serial":
             order, one = range(len(self.states)), self.run.one
-            answers = ((k, one(k, part_worker, message_of(k), *self.shared)) for k in order)
+            answers = ((k, one(k, part.part_worker, message_of(k), *self.shared)) for k in order)
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site
@@ -133,11 +123,11 @@ class PartAnswers:
         """Return what the parts say of beta at theta, under their cavities, from row sites."""
         scale, pairs = _scales.factor(theta[None], self.q), zip(cavities, sites, strict=True)
         messages = [(scale, c.precision[None], c.shift[None], own) for c, own in pairs]
-        return self.run(part_worker, messages, self.reader, conditional_ep, self.inner)
+        return self.run(part.part_worker, messages, self.reader, part.conditional_ep, self.inner)
 
     def row_sites(self):
         """Return the sites of the rows of each part at its nodes, None where there are none."""
-        places = [s if isinstance(s, SiteState | None) else s.nodes for s in self.states]
+        places = [s if isinstance(s, part.SiteState | None) else s.nodes for s in self.states]
         return [None if place is None else place.sites for place in places]
 
 
@@ -170,7 +160,7 @@ class PartsGivenTheta:
         theta, (precision, shift), d = np.asarray(theta, float), messages, len(self.prior.shift)
         # what Gaussian messages about (beta, theta) imply of beta given theta
         start = Natural(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
-        rows = [None if s is None else middle_sites(s, 1) for s in row_sites]
+        rows = [None if s is None else part.middle_sites(s, 1) for s in row_sites]
         return self.evaluate(theta, (rows, start), tol)
 
     def evaluate(self, theta, sites, tol, max_rounds=30):
@@ -189,12 +179,14 @@ class PartsGivenTheta:
             parts = self.answers(theta, cavities, rows)
             rows = [p.sites for p in parts]
             moments = [Moments(p.mean[0], p.root[0].T @ p.root[0]) for p in parts]
-            return [TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)]
+            return [
+                part.TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)
+            ]
 
         options = dict(max_iter=max_rounds - 1, tol=tol, accelerate=False)
         found = propagate(tilted, self.prior, start, **options)[0]
         total, evidence = total_of(self.prior, found.evaluation.payload), found.evaluation.record
-        root, mean, _ = half_partition(*(a[None] for a in total))
+        root, mean, _ = part.half_partition(*(a[None] for a in total))
         local = self._assembled([p.local for p in parts])
         known = local, evidence["log_evidence"], (rows, unpack(found.onwards))
         node = GivenScales(mean[0], root[0], *known)
@@ -303,7 +295,7 @@ class GroupedFit:
         """Return (posterior, log evidence or None) for messages; None keeps the sweeps'."""
         if self.rule == "none":
             total = total_of(self.prior, messages)
-            root, mean, _ = half_partition(total.precision[None], total.shift[None])
+            root, mean, _ = part.half_partition(total.precision[None], total.shift[None])
             sizes = (0, 1, 1), (0, 1), (0, 1, self.d)
             none = LocalPart.of_columns(*map(np.zeros, sizes))
             found = GivenScales(mean[0], root[0], none, 0.0)
@@ -313,7 +305,7 @@ class GroupedFit:
         mean, cov = self._theta_moments(messages)
         axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
         if self.rule == "gaussian":
-            x, log_weight = rule_of_effects(cov)
+            x, log_weight = part.rule_of_effects(cov)
             # of which only the effects given beta are kept: they need no inner tolerance
             points, tol = mean + x @ axes.root.T, self.settings.tol
             nodes = [model.first(theta, messages, warm, tol) for theta in points]
@@ -336,7 +328,7 @@ class GroupedFit:
         """
         d, theta = self.d, np.array([node.phi for node in nodes])
         shift = total.shift[:d] - theta @ total.precision[d:, :d]
-        root, mean, _ = half_partition(total.precision[None, :d, :d], shift)
+        root, mean, _ = part.half_partition(total.precision[None, :d, :d], shift)
         gaussian, found = Moments(axes.centre, axes.root @ axes.root.T), []
         log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
         for node, own, mass in zip(nodes, mean, log_mass, strict=True):
