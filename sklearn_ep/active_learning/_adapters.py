@@ -131,15 +131,11 @@ def _skactiveml_class():
                 rated = self._rated(clf, X, rows, batch_size)
             utilities = np.full((len(rated), len(rows) if mapping is None else len(X)), np.nan)
             utilities[:, slice(None) if mapping is None else mapping] = rated
-            if len(utilities) == 1:
-                return simple_batch(
-                    utilities[0],
-                    self.random_state_,
-                    batch_size=batch_size,
-                    return_utilities=return_utilities,
-                )
-            chosen = np.nanargmax(utilities, axis=1)
-            return (chosen, utilities) if return_utilities else chosen
+            if len(utilities) > 1:
+                chosen = np.nanargmax(utilities, axis=1)
+                return (chosen, utilities) if return_utilities else chosen
+            asked = dict(batch_size=batch_size, return_utilities=return_utilities)
+            return simple_batch(utilities[0], self.random_state_, **asked)
 
         def _rated(self, clf, X, rows, batch_size):
             """Return scores of rows, once or for each choice; reference rows come from all of X."""

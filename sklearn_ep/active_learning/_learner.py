@@ -90,14 +90,8 @@ class _PoolLabels:
         self.values = [corrected.get(row, label) for row, label in kept]
 
 
-def _sees_labels(strategy, model):
-    """Return whether a strategy can see the labels since the last refit of a model."""
-    return _by_proba(strategy, model) or (
-        _has_posterior(model) and strategies.works_on_posterior(strategy)
-    )
-
-
 def _by_proba(strategy, model):
+    """Return whether a strategy rates the probabilities of a model."""
     return strategy in strategies.OF_PROBA and hasattr(model, "predict_proba")
 
 
@@ -301,16 +295,11 @@ class Learner(Printed):
             count = max(n_instances, min(_FEW - n_told, len(rows)))
             return design_rows(self._pool, self.labelled_, rows, count)[0][:n_instances]
         strategy = strategies.resolved(self._strategy, self.estimator_, self._objective)
-        if not _sees_labels(strategy, self.estimator_):
-            return query(
-                self.estimator_,
-                self._pool,
-                n_instances,
-                strategy=strategy,
-                exclude=self.labelled_,
-                n_reference=self._n_reference,
-                random_state=self._reference_seed,
-            )
+        by_posterior = strategies.works_on_posterior(strategy) and _has_posterior(self.estimator_)
+        if not (by_posterior or _by_proba(strategy, self.estimator_)):
+            options = dict(exclude=self.labelled_, n_reference=self._n_reference)
+            options |= dict(strategy=strategy, random_state=self._reference_seed)
+            return query(self.estimator_, self._pool, n_instances, **options)
         chosen = self._best(strategy, free, n_instances)
         if strategy in strategies.LOOK_AHEAD:
             self.expected_gain_ = float(
@@ -334,13 +323,9 @@ class Learner(Printed):
         """Return the posterior of the pool with all labels in."""
         if self._posterior is None:
             strategy = strategies.resolved(self._strategy, self.estimator_, self._objective)
-            reference = reference_of(
-                strategy if isinstance(strategy, str) else "epig",
-                self._pool,
-                None,
-                self._n_reference,
-                self._reference_seed,
-            )
+            kind = strategy if isinstance(strategy, str) else "epig"
+            sample = None, self._n_reference, self._reference_seed
+            reference = reference_of(kind, self._pool, *sample)
             self._posterior = posterior_of(self.estimator_, self._pool, reference)
             self._n_included = self._n_fitted
         new = slice(self._n_included, None)
@@ -436,19 +421,17 @@ class Learner(Printed):
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self
-        model = self._to_refit().fit(rows_at(self._pool, rows), y)
+        own = isinstance(self.estimator_, PosteriorClassifier)  # a forest would keep its trees
+        # the last refit may be a mere place to start from
+        warm = own and getattr(self.estimator_, "warm_start", False)
+        start: Any = copy.copy(self.estimator_) if warm else clone(self._estimator)
+        model = start.fit(rows_at(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
         self.history_.append(
             {"n_labels": len(rows), "expected_gain": self.expected_gain_, "score": None}
         )
         return self
-
-    def _to_refit(self):
-        """Return a clone, or a copy of the last refit where that is a mere place to start from."""
-        own = isinstance(self.estimator_, PosteriorClassifier)  # a forest would keep its trees
-        warm = own and getattr(self.estimator_, "warm_start", False)
-        return copy.copy(self.estimator_) if warm else clone(self._estimator)
 
     def predict_proba(self, X: RowsLike | None = None) -> np.ndarray:
         """Class probabilities with all labels so far, those since the last refit included.

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scipy.special import ndtri_exp
 from sklearn.base import is_regressor
 
-from .._engine.gaussian import positive_variance
+from .._engine.gaussian import positive_variance, row_blocks
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.tables import row_at, rows_at
@@ -63,18 +63,14 @@ class Posterior:
         # covariances in larger blocks than what follows from them: sources that keep nothing of
         # the reference rows compute what they need of them anew for each
         m = len(self.reference_mean)
-        outer, inner = max(1, 8 * _BLOCK // m), max(1, _BLOCK // m)
+        of_rows: Any = None
         if self._cross is None:
             of_rows = self.source.covariance_with(self.reference)
-        for start in range(0, len(rows), outer):
-            part = rows[start : start + outer]
-            if self._cross is None:
-                C = of_rows(rows_at(self.X, part))
-            else:
-                C = self._cross[:, part]
-            for first in range(0, len(part), inner):
-                last = min(first + inner, len(part))
-                yield slice(start + first, start + last), C[:, first:last]
+        for outer in row_blocks(len(rows), m, 8 * _BLOCK):
+            part = rows[outer]
+            C = self._cross[:, part] if of_rows is None else of_rows(rows_at(self.X, part))
+            for inner in row_blocks(len(part), m, _BLOCK):
+                yield slice(outer.start + inner.start, outer.start + inner.stop), C[:, inner]
 
     def explained(self):
         """Return the mean squared covariance with the reference rows, (n, K)."""
@@ -242,7 +238,7 @@ def posterior_of(estimator, X, reference=None):
     if is_regressor(estimator):
         return Posterior(_Responses(estimator), NormalResponse(), X, reference)
     source: Any
-    if _is_joint(estimator):
+    if getattr(estimator, "multi_class_", None) == "joint" and len(estimator.classes_) > 2:
         source, stand_in = _JointClasses(estimator), [Probit()] * len(estimator.classes_)
         response = ClassResponse(stand_in, stand_in, *calibration_of(estimator))
     else:
@@ -252,8 +248,3 @@ def posterior_of(estimator, X, reference=None):
     if np.any(response.slope != 1.0) or np.any(response.temper != 1.0):
         source = _Uncalibrated(source, response.slope, response.temper)
     return Posterior(source, response, X, reference)
-
-
-def _is_joint(estimator):
-    """Return whether several classes share one posterior."""
-    return getattr(estimator, "multi_class_", None) == "joint" and len(estimator.classes_) > 2

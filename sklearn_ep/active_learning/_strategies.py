@@ -147,17 +147,6 @@ def _entropy(proba):
     return entr(proba).sum(axis=1)
 
 
-def _variance_reduction(posterior):
-    """Return the expected fall of the mean variance of reference rows, for each problem.
-
-    In logistic units, so that problems of several classes add up whatever their links.
-    """
-    response = posterior.response
-    precision = response.of_links("precision", posterior.mean, posterior.var)
-    scale = response.spread * np.array([link.slope**2 for link in response.links])
-    return scale * precision * posterior.explained() / (1.0 + precision * posterior.var)
-
-
 OF_PROBA = {"margin": _margin, "uncertainty": _uncertainty, "entropy": _entropy}
 _OF_LINK = ("bald", "information_gain")
 STRATEGIES = ("auto", "random", *OF_PROBA, *_OF_LINK, "variance_reduction", *LOOK_AHEAD)
@@ -262,11 +251,14 @@ def latent_scores(posterior, strategy, rows=slice(None)):
         return (posterior.explained() / posterior.var)[rows, 0]
     if strategy in OF_PROBA:
         return OF_PROBA[strategy](posterior.proba(rows))
+    response, var = posterior.response, posterior.var
     if strategy == "variance_reduction":
-        values = _variance_reduction(posterior)[rows]
+        # in logistic units, so that problems of several classes add up whatever their links
+        scale = response.spread * np.array([link.slope**2 for link in response.links])
+        precision = response.of_links("precision", posterior.mean, var)
+        values = (scale * precision * posterior.explained() / (1.0 + precision * var))[rows]
     else:
-        moments = posterior.mean[rows], posterior.var[rows]
-        values = posterior.response.of_links(strategy, *moments)
+        values = response.of_links(strategy, posterior.mean[rows], var[rows])
     weight = posterior.proba(rows) if values.shape[1] > 1 else 1.0
     return np.sum(weight * values, axis=1)
 

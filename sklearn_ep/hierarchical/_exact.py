@@ -128,7 +128,8 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))
-    precision = prior.added_to(layout.rows.gram(precisions) - half.gram())
+    precision = layout.rows.weighted_gram(precisions) - half.weighted_gram()
+    precision[prior.row, prior.column] += prior.value
     pull = layout.rows.rmatvec(shift) - half.rmatvec(pulled.ravel())
     root = gaussian.checked_cholesky(precision)
     log_z = 0.5 * prior.log_det - np.sum(np.log(np.diagonal(root)))
@@ -167,7 +168,7 @@ def _eliminated(layout, design, tau, nu):
     Return the Cholesky factors lower (J_r, q, q) of I + sum tau c c', lower^-1 sum tau c z' as
     `SharedRows`, and lower^-1 sum nu c, (J_r, q).
     """
-    j, group = layout.n_plain_groups, layout.group[: len(design)]
+    j, group = len(layout.ends) - 1, layout.group[: len(design)]
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
@@ -301,15 +302,16 @@ def model_of(plan, sign=None):
     return CrossedModel(layout, places, plan.theta_prior, plan.settings.power)
 
 
-def fit_model(model, settings, monitor, start, keep=None, cov=None):
+def fit_model(model, settings, monitor, start, keep=None, cov=None, n_spent=0):
     """Return (`BinaryFit`, `Node` at the mode) of a model that is a function of theta.
 
     model has what `find_mode` asks of it, and `posterior(average)`; start and cov are as there;
-    `keep`, if not None, is called with the node that each iteration led to.
+    `keep`, if not None, is called with the node that each iteration led to; n_spent iterations are
+    no longer left.
     """
     watch = PosteriorMonitor(monitor, lambda node: model.posterior(Average.alone(node)), keep)
-    tol = settings.tol
-    mode, curvature, trace, reason = find_mode(model, start, tol, settings.max_iter, watch, cov)
+    tol, left = settings.tol, settings.max_iter - n_spent
+    mode, curvature, trace, reason = find_mode(model, start, tol, left, watch, cov)
     average, rule, remark = average_about(model, mode, curvature, tol, settings.theta, watch)
     posterior = model.posterior(average)
     mean, cov = posterior.beta_moments()

@@ -3,12 +3,13 @@
 from functools import partial
 
 import numpy as np
+from sklearn.utils import Bunch
 
 from .._estimator import fitting
 from . import _plan, _scales
 from ._exact import fit_exact
 from ._factors import GroupsForgotten, split_intercept
-from ._parts import going_on, state_of
+from ._parts import load_checkpoint, save_checkpoint, state_of
 from ._posterior import moments_by_class
 from .messages.fit import fit_by_messages
 from .partitions.fit import fit_in_memory, fit_parts
@@ -30,7 +31,9 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     if checkpoint is not None:
         if n_problems > 1:
             raise ValueError("checkpoint needs two classes; y has more.")
-        previous, save = going_on(checkpoint, plan.fingerprint, previous)
+        saved = load_checkpoint(checkpoint, plan.fingerprint)
+        previous = previous if saved is None else saved
+        save = partial(save_checkpoint, checkpoint, plan.fingerprint)
     known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
     most = plan.settings.max_iter if n_problems == 1 else n_problems
     monitor = fitting.FitMonitor(
@@ -63,8 +66,9 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
         plan = plan._replace(parts=plan.parts._replace(reader=reader))
         return fit_parts(plan, run, monitor, mine, save)
     if len(positives) > 1:  # the problems are shared out, not their parts
-        plan = plan._replace(settings=plan.settings._replace(n_jobs=None))
-    fit_one = fit_adaptively if plan.settings.adaptive else fit_in_memory
+        plan = plan._replace(settings=Bunch(**plan.settings | {"n_jobs": None}))
+    adaptive = plan.settings.n_partitions == "adaptive"
+    fit_one = fit_adaptively if adaptive else fit_in_memory
     return fit_one(plan, sign, monitor, mine, save)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, Moments, row_blocks
 from .._engine.quadrature import gauss_legendre_panels, logistic_moments
 
 LARGEST_GROUP = 8  # rows up to which the filter costs less than it gives
@@ -34,13 +34,6 @@ class GroupSites(NamedTuple):
     shift: np.ndarray
 
 
-class GroupCavities(NamedTuple):
-    """Means (G, k) and covariances (G, k, k) of eta without the sites."""
-
-    mean: np.ndarray
-    cov: np.ndarray
-
-
 class TiltedGroups(NamedTuple):
     """Tilted distributions of G groups under their cavities.
 
@@ -58,7 +51,7 @@ class TiltedGroups(NamedTuple):
 
 
 def cavities(sites, mean, cov):
-    """Return the `GroupCavities` of marginals of eta, and matrices A (G, k, k) such that V_c = A V.
+    """Return the `Moments` of marginals of eta, and matrices A (G, k, k) such that V_c = A V.
 
     There is no inverse of V: rows of a group that are equal make it singular.
     """
@@ -66,7 +59,7 @@ def cavities(sites, mean, cov):
     both = np.concatenate([(mean - _times(cov, sites.shift))[..., None], cov], axis=2)
     solved = _solved(left, both)
     wide = solved[..., 1:]
-    found = GroupCavities(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
+    found = Moments(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
     return found, np.linalg.inv(left)
 
 
@@ -83,7 +76,7 @@ def _times(matrices, vectors):
 
 
 def new_sites(tilted, wide):
-    """Return the undamped `GroupSites` for `GroupCavities`."""
+    """Return the undamped `GroupSites` for `Moments`."""
     mean, cov = wide
     k = mean.shape[1]
     pull = tilted.gradient - _times(tilted.hessian, mean)
@@ -104,7 +97,7 @@ def log_site_masses(sites, wide):
 
 
 def tilted_groups(sign, wide, tau):
-    """Return the `TiltedGroups` of labels (G, k) in {-1, +1} for `GroupCavities` and a scale tau.
+    """Return the `TiltedGroups` of labels (G, k) in {-1, +1} for `Moments` and a scale tau.
 
     O(G k^3) operations for each of some 29 nodes, of 8 tau nodes for tau above 3.4, and of at most
     75 + 45 k for tau above 50, where those are fewer and exact to 1e-3.
@@ -113,10 +106,9 @@ def tilted_groups(sign, wide, tau):
     if sign.shape[1] == 1:
         return _single_rows(sign, mean, cov, tau)
     rule = _even_rule(tau) if tau <= _LARGE else _panel_rule(mean, cov, tau)
-    size = max(1, _BLOCK // (rule[0].shape[1] * sign.shape[1] ** 2))
-    blocks = []
-    for k in range(0, len(sign), size):
-        some, (u, log_weight) = slice(k, k + size), _part(rule, k, size)
+    blocks, width = [], rule[0].shape[1] * sign.shape[1] ** 2
+    for some in row_blocks(len(sign), width, _BLOCK):
+        u, log_weight = (a if len(a) == 1 else a[some] for a in rule)  # one may be that of all
         blocks.append(_filtered(sign[some], mean[some], cov[some], tau, u, log_weight))
     return TiltedGroups(*map(np.concatenate, zip(*blocks, strict=True)))
 
@@ -143,11 +135,6 @@ def _panel_rule(mean, cov, tau):
     with np.errstate(divide="ignore"):
         log_weight = np.log(weight) - 0.5 * u**2
     return u, log_weight - logsumexp(log_weight, axis=1, keepdims=True)
-
-
-def _part(rule, start, size):
-    """Return the rule of groups from `start` on; one rule may be that of all."""
-    return rule if len(rule[0]) == 1 else tuple(a[start : start + size] for a in rule)
 
 
 def _single_rows(sign, mean, cov, tau):

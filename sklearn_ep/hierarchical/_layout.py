@@ -48,15 +48,17 @@ class RowsToPredict(NamedTuple):
         return [np.where(known[:, None], 0.0, w @ lower) for known, w, lower in triples]
 
 
-def effect_columns(n_rows, designs, codes, n_levels):
+def effect_columns(n_rows, designs, codes, n_levels, but=None):
     """Return the columns (n, width) of effects of factors as a sparse matrix.
 
-    designs (n, q_f), codes (n,) and n_levels are of each factor. Columns are numbered factor by
-    factor, level by level; a code outside 0 .. n_levels - 1 has entries of zero, which are stored:
-    each row has as many.
+    designs (n, q_f), codes (n,) and n_levels are of each factor; that with the number `but` is left
+    out. Columns are numbered factor by factor, level by level; a code outside 0 .. n_levels - 1 has
+    entries of zero, which are stored: each row has as many.
     """
     columns, entries, start = [np.zeros((n_rows, 0), dtype=int)], [np.zeros((n_rows, 0))], 0
-    for design, code, n in zip(designs, codes, n_levels, strict=True):
+    for f, (design, code, n) in enumerate(zip(designs, codes, n_levels, strict=True)):
+        if f == but:
+            continue
         q = design.shape[1]
         known = (code >= 0) & (code < n)
         columns.append(start + np.where(known, code, 0)[:, None] * q + np.arange(q))
@@ -173,7 +175,7 @@ class SharedRows(LinearOperator):
 
     _rmatvec = _rmatmat  # scipy finds the one by the other from 1.16 on only
 
-    def gram(self, weight=None):
+    def weighted_gram(self, weight=None):
         """Return Z' weight Z for weights (n,), a sparse symmetric (n, n), or None for ones."""
         (X, beyond), d = (self.X, self.beyond), self.X.shape[1]
         out = np.empty((self.shape[1], self.shape[1]))
@@ -188,8 +190,6 @@ class SharedRows(LinearOperator):
             within = beyond.T @ _weighted(weight, beyond)
             out[d:, d:] = within if isinstance(within, np.ndarray) else within.toarray()
         return 0.5 * (out + out.T)
-
-    weighted_gram = gram
 
     def quadratic(self, matrix):
         """Return z' matrix z (n,) of each row of data for any matrix."""
@@ -225,11 +225,6 @@ class PriorPrecision(NamedTuple):
     row: np.ndarray
     column: np.ndarray
     log_det: float
-
-    def added_to(self, matrix):
-        """Return a matrix (S, S), changed in place, with the entries added."""
-        matrix[self.row, self.column] += self.value
-        return matrix
 
     def squares(self, b):
         """Return b' precision b of draws (n, S)."""
@@ -284,12 +279,8 @@ class EffectPlaces(NamedTuple):
     def seen(self, rows):
         """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1."""
         known = rows.known(self.n_named)
-        shared = [f for f in range(known.shape[1]) if f != self.local]
-        of = (
-            [rows.designs[f] for f in shared],
-            [np.where(known, rows.codes, -1)[:, f] for f in shared],
-        )
-        beyond = effect_columns(len(rows.X), *of, [self.n_levels[f] for f in shared])
+        of = rows.designs, np.where(known, rows.codes, -1).T, self.n_levels
+        beyond = effect_columns(len(rows.X), *of, self.local)
         place = np.full(len(rows.X), -1)
         if self.local is not None:
             at = known[:, self.local]
@@ -359,10 +350,9 @@ class LocalPart(NamedTuple):
     def _products(self, matrix):
         """Yield (groups, lines of their gains, these times a matrix (S, S)) in blocks of groups."""
         (j, q), s = self.offset.shape, len(matrix)
-        step = max(1, _HELD // max(s * q, 1))
-        for first in range(0, j, step):
-            lines = self.gain.take(slice(first * q, (first + step) * q))
-            yield slice(first, first + step), lines, (lines @ matrix).reshape(-1, q, s)
+        for some in row_blocks(j, s * q, _HELD):
+            lines = self.gain.take(slice(some.start * q, some.stop * q))
+            yield some, lines, (lines @ matrix).reshape(-1, q, s)
 
     def second_moment(self, mean, within):
         """Return the sum over groups of E uu' - I, given the mean of b and gain cov gain'."""
@@ -438,11 +428,6 @@ class Layout(NamedTuple):
         """Rows that have a site of their own, the first ones."""
         return int(self.ends[-1])
 
-    @property
-    def n_plain_groups(self):
-        """Groups whose rows have sites of their own, the first ones."""
-        return len(self.ends) - 1
-
 
 def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GROUP):
     """Return the `Layout` of rows.
@@ -451,8 +436,7 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     q_f) and code (n,); local is the number of the local factor; groups of at most `largest` rows
     have a site of their own.
     """
-    code, others = codes[local], [f for f in range(len(designs)) if f != local]
-    beyond = effect_columns(len(X), *([a[f] for f in others] for a in (designs, codes, n_levels)))
+    code, beyond = codes[local], effect_columns(len(X), designs, codes, n_levels, local)
     shared, own = SharedRows(X, beyond), (designs[local], code, n_levels[local])
     order, size, rows = _row_order(shared, sign, weight, *own, largest)
     group = order[code[rows]]

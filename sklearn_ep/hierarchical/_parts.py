@@ -7,7 +7,6 @@ import heapq
 import os
 import tempfile
 import zipfile
-from functools import partial
 from typing import Any, NamedTuple
 
 import joblib
@@ -81,13 +80,6 @@ def check_checkpoint(path):
         ) from error
     os.close(handle)
     os.remove(unfinished)
-
-
-def going_on(path, fingerprint, previous):
-    """Return the state to go on from, of the file or else the previous one, and what saves one."""
-    saved = load_checkpoint(path, fingerprint)
-    keep = partial(save_checkpoint, path, fingerprint)
-    return (previous if saved is None else saved), keep
 
 
 def load_checkpoint(path, fingerprint):

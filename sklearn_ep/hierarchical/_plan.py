@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils import check_random_state
+from sklearn.utils import Bunch, check_random_state
 from sklearn.utils.validation import validate_data
 
 from .._engine.gaussian import Natural
@@ -30,32 +30,15 @@ _BY_ROWS, DRAWING = ("auto", "ep", "messages"), ("importance", "nuts")
 _WITHOUT_GRID, _BY_MODE = ("messages", *DRAWING), ("laplace",)
 
 
-class Settings(NamedTuple):
-    """Parameters of the estimator that the engines use.
-
-    `theta` is how theta is treated at the end: by a "grid" where that is affordable, a "star" of
-    few nodes, or at its "mode"; power is the share of a row's likelihood that is matched; adaptive
-    says whether parts are merged where that helps.
-    """
-
-    theta: str
-    schedule: str
-    damping: float
-    max_iter: int
-    tol: float
-    seed: int
-    power: float
-    n_jobs: int | None
-    adaptive: bool
-
-
 class Plan(NamedTuple):
     """What a fit needs to know.
 
     engine is the one that runs, over `parts`; None for EP over all rows at once, which is of more
     than two classes together where it is `joint`. levels are the named ones of each factor, sizes
     (L_f,) the rows of each level, those without label counted; beta_sd (D,) and theta_prior are the
-    priors; fingerprint, with a checkpoint, tells data and model from others.
+    priors; settings are the parameters of the estimator, with `seed` and `theta`, how theta is
+    treated at the end: by a "grid" where that is affordable, a "star" of few nodes, or at its
+    "mode"; fingerprint, with a checkpoint, tells data and model from others.
     X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
     q_f) and codes (n,) of each factor: None of raw parts.
     """
@@ -68,7 +51,7 @@ class Plan(NamedTuple):
     sizes: list[np.ndarray]
     beta_sd: np.ndarray
     theta_prior: NormalPrior
-    settings: Settings
+    settings: Any
     fingerprint: str
     joint: bool
     X: Any = None
@@ -171,17 +154,6 @@ def prior_sd(est, width):
     return np.r_[scale, 2.5] if est.fit_intercept else scale.astype(float)
 
 
-def _settings(est):
-    seed = 0
-    if est.engine in DRAWING:
-        seed = check_random_state(est.random_state).randint(2**31)
-    rule = "grid" if est.refine else "star"
-    rule = "mode" if est.hyperparameters == "mode" else rule
-    steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    adaptive = est.n_partitions == "adaptive"
-    return Settings(rule, *steps, seed, float(est.power), est.n_jobs, adaptive)
-
-
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     """Check data in memory, set the estimator's attributes of the data, and return the `Plan`.
 
@@ -222,10 +194,7 @@ def plan_parts(est, run, with_digest):
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
     told = run(_parts.describe_part, none, columns, with_digest)
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
+    _look_at(est, told)
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = _parts.join_levels(told)
@@ -237,6 +206,14 @@ def plan_parts(est, run, with_digest):
         parts = parts._replace(site=_parts.sites_of_raw(n_rows, levels, n_levels, where))
     known = dict(parts=parts, n_rows=sum(n_rows), levels=levels, sizes=sizes, joint=False)
     return _planned(est, data if with_digest else None, columns, engine, **known)
+
+
+def _look_at(est, told):
+    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
 def _planned(est, data, columns, engine, **known):
@@ -251,7 +228,12 @@ def _planned(est, data, columns, engine, **known):
         factors = [(f.positions, f.slopes) for f in columns.factors]
         words = engine, columns.fit_intercept, est.n_partitions, est.prior_scale, est.power
         fingerprint = _parts.digest(*data, *theta_prior, words, factors)
-    asked = dict(settings=_settings(est), fingerprint=fingerprint, **known)
+    rule = "grid" if est.refine else "star"
+    rule = "mode" if est.hyperparameters == "mode" else rule
+    drawn = est.engine in DRAWING  # nothing else takes a number of a generator
+    seed = check_random_state(est.random_state).randint(2**31) if drawn else 0
+    settings = Bunch(**est.get_params(deep=False), theta=rule, seed=seed)
+    asked = dict(settings=settings, fingerprint=fingerprint, **known)
     return Plan(columns, engine, beta_sd=beta_sd, theta_prior=theta_prior, **asked)
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_expit
 
-from .._engine.gaussian import Moments, Natural, backward, forward, over
+from .._engine.gaussian import Moments, Natural, backward, forward, over, row_blocks
 from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.latents import NodesAtRows
@@ -61,17 +61,15 @@ class NodePosterior(NamedTuple):
         means = self.effects_of(self.mean[None], self.local.given(self.mean)[None])
         variances = self.effects_of(np.sum(self.root**2, axis=0)[None], None)
         for f, n in enumerate(p.n_named):
-            var = self._local_variances() if f == p.local else variances[f][0]
+            if f == p.local:
+                scale, lower = self.scales[f], self.local.lower
+                own = np.sum(forward(lower, np.broadcast_to(scale.T, lower.shape)) ** 2, axis=1)
+                across = np.einsum("ab,jbc,ac->ja", scale, self.local.explained(self.root), scale)
+                var = (own + across)[p.order]
+            else:
+                var = variances[f][0]
             out.append((means[f][0, :n], var[:n]))
         return out
-
-    def _local_variances(self):
-        """Return the variances (J, q) of the effects of the local factor."""
-        scale = self.scales[self.places.local]
-        turned = forward(self.local.lower, np.broadcast_to(scale.T, self.local.lower.shape))
-        own = np.sum(turned**2, axis=1)
-        across = np.einsum("ab,jbc,ac->ja", scale, self.local.explained(self.root), scale)
-        return (own + across)[self.places.order]
 
     def _of_groups(self, rows, place):
         """Return what known local groups, numbered by place, add to rows, sorted by group.
@@ -228,11 +226,11 @@ class EffectsMixture:
         class indices of several, weight their numbers of copies. The prior of theta is the same on
         both sides.
         """
-        block, rows, out = max(1, CELLS // (len(X) * self.n_classes)), (X, designs, codes), []
+        rows, out = (X, designs, codes), []
         for m, n in _picked(self.average.weight, n_samples, rng)[1]:
-            for start in range(0, n, block):
-                some = min(block, n - start)
-                out.append(self._log_weight(self.nodes[m], rows, y, weight, some, rng))
+            for some in row_blocks(n, len(X) * self.n_classes, CELLS):
+                of_block = y, weight, some.stop - some.start, rng
+                out.append(self._log_weight(self.nodes[m], rows, *of_block))
         return np.concatenate(out)
 
 

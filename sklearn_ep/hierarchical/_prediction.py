@@ -53,7 +53,15 @@ def _split(est, X, groups):
         raise ValueError("groups were given, but the model was fitted without groups.")
     if not columns.taken:
         X = validate_data(est, X, reset=False, dtype=np.float64)
-        return X, None if groups is None else _beside(columns, groups, len(X))
+        if groups is None:
+            return X, None
+        groups = array_of(groups) if _factors.is_table(groups) else groups
+        table = _factors.label_table(groups, len(X))
+        if table.shape[1] != len(columns.factors):
+            raise ValueError(
+                f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
+            )
+        return X, table
     if groups is not None:
         raise ValueError("groups= was given although group_column names columns of X.")
     table = array_of(X)
@@ -65,17 +73,6 @@ def _split(est, X, groups):
     validate_data(est, X, reset=False, skip_check_array=True)
     X = _factors.take_labels(table, columns.taken)
     return check_array(X, dtype=np.float64, ensure_min_features=0), table
-
-
-def _beside(columns, groups, n_rows):
-    """Return labels beside X as a table with a column a factor."""
-    groups = array_of(groups) if _factors.is_table(groups) else groups
-    table = _factors.label_table(groups, n_rows)
-    if table.shape[1] != len(columns.factors):
-        raise ValueError(
-            f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
-        )
-    return table
 
 
 def row_pairs(est, X1, X2, groups1, groups2):

@@ -228,12 +228,10 @@ def axes_at(model, node, tol):
     t = len(node.phi)
     width = 0.5 / np.sqrt(_known_curvature(model))
     hessian = np.empty((t, t))
-    for k in range(t):
-        ends = [
-            model.evaluate(node.phi + s * width[k] * np.eye(t)[k], node.payload.sites, tol).gradient
-            for s in (1.0, -1.0)
-        ]
-        hessian[k] = (ends[1] - ends[0]) / (2.0 * width[k])
+    for k, move in enumerate(np.diag(width)):
+        ends = (model.evaluate(node.phi + s * move, node.payload.sites, tol) for s in (1.0, -1.0))
+        above, below = (end.gradient for end in ends)
+        hessian[k] = (below - above) / (2.0 * width[k])
     values, vectors = eigen_curvature(hessian, _least_curvature(model))
     root = vectors / np.sqrt(values)
     newton = root @ (root.T @ node.gradient)
@@ -250,7 +248,12 @@ def lattice_about(model, axes, first, tol, told):
     first is a `Node` to start sites from; `told` hears of each node.
     """
     spacing = hyper.Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
-    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), told)
+    # The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior.
+    # Only where sites cannot settle does it go on, at a cost that grows with the scales.
+    mean, near = model.theta_prior
+    low = np.minimum(mean - _LIMITS.reach * near, axes.centre - near)
+    bounds = np.column_stack([low, np.maximum(mean + _LIMITS.reach * near, axes.centre + near)])
+    visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
     origin = visits.evaluate(axes.centre, first)
     if origin is None:  # a Newton step from the mode that leads to no posterior
         origin = first
@@ -272,17 +275,6 @@ def star_at(model, mode, cov, tol, told):
     bounds = np.tile([-np.inf, np.inf], (t, 1))
     visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
     return hyper.star_about(visits, mode, cov, _least_curvature(model), rounds)
-
-
-def _bounds(model, centre):
-    """Return the box (T, 2) in which a lattice stays.
-
-    The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior;
-    only where sites cannot settle does it go on, at a cost that grows with the scales.
-    """
-    far, near = _LIMITS.reach * model.theta_prior.sd, model.theta_prior.sd
-    low = np.minimum(model.theta_prior.mean - far, centre - near)
-    return np.column_stack([low, np.maximum(model.theta_prior.mean + far, centre + near)])
 
 
 def evaluate(model, tol, theta, near):

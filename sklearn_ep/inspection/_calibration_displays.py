@@ -28,26 +28,6 @@ def _shown(name, values):
     return name.replace("_", " "), values, "linear"
 
 
-def _probabilities(stated):
-    """Return stated probabilities (n,); a ValueError says what they must be."""
-    p = np.asarray(column_or_1d(stated), dtype=float)
-    if not (len(p) and np.all((p >= 0.0) & (p <= 1.0))):
-        raise ValueError("stated must hold probabilities between 0 and 1, one for each row.")
-    return p
-
-
-def _came_true(true, pos_label):
-    """Return as 0 and 1 (n,) whether stated probabilities came true."""
-    true = column_or_1d(true)
-    came = true if pos_label is None else true == pos_label
-    if not np.isin(came, [0, 1]).all():
-        raise ValueError(
-            "true must hold True or False, or 1 or 0, for each row; where it holds other labels, "
-            "give the one that was predicted as pos_label."
-        )
-    return came.astype(float)
-
-
 def _plain_ticks(axis):
     """Label an axis in logs or logits by the numbers themselves, not by powers of ten."""
     if axis.get_scale() == "linear":
@@ -355,11 +335,19 @@ class ReliabilityDisplay(Display):
         check_number("n_bins", n_bins, 1, integer=True)
         check_number("level", level, 0, 1, boundaries="neither")
         check_consistent_length(stated, true)
-        p, came = _probabilities(stated), _came_true(true, pos_label)
+        p, true = np.asarray(column_or_1d(stated), dtype=float), column_or_1d(true)
+        if not (len(p) and np.all((p >= 0.0) & (p <= 1.0))):
+            raise ValueError("stated must hold probabilities between 0 and 1, one for each row.")
+        came = np.asarray(true if pos_label is None else true == pos_label)
+        if not np.isin(came, [0, 1]).all():
+            raise ValueError(
+                "true must hold True or False, or 1 or 0, for each row; where it holds other "
+                "labels, give the one that was predicted as pos_label."
+            )
         place = np.minimum((p * n_bins).astype(int), n_bins - 1)
         counts = np.bincount(place, minlength=n_bins)
         kept = counts > 0
-        sums = (np.bincount(place, v, n_bins)[kept] for v in (p, came, p * (1 - p)))
+        sums = (np.bincount(place, v, n_bins)[kept] for v in (p, came.astype(float), p * (1 - p)))
         mean, share, variance = (total / counts[kept] for total in sums)
         band = norm.ppf(0.5 + 0.5 * level) * np.sqrt(variance / counts[kept])
         display = cls(mean, share, band, counts[kept], level=level, estimator_name=name)
@@ -367,13 +355,8 @@ class ReliabilityDisplay(Display):
 
     def _draw(self, ax, **kwargs):
         before = len(ax.containers)  # models that are there already
-        style = {
-            "fmt": "o-",
-            "ms": 4,
-            "color": f"C{before}",
-            "label": self.estimator_name,
-            **kwargs,
-        }
+        style = {"fmt": "o-", "ms": 4, "color": f"C{before}", "label": self.estimator_name}
+        style |= kwargs
         low, high = np.clip([self.stated - self.band, self.stated + self.band], 0.0, 1.0)
         band = None if before else f"{percent(self.level)} band"
         color, counts_at = style["color"], _COUNTS_AT - before * _COUNTS_APART

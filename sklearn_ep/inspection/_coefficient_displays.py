@@ -473,17 +473,13 @@ class GroupEffectsDisplay(drawing.Display):
         else:
             ax.set_yticks([])
         name = "group" if self.factor_name is None else self.factor_name
+        title = ": ".join(n for n in (self.estimator_name, self.factor_name) if n is not None)
         ax.set(
             xlabel=f"{self.effect_name}, {drawing.percent(self.level)} interval",
             ylabel=name if labelled else f"{len(order)} groups",
-            title=self._title(),
+            title=drawing.some_of(title, len(order), self.n_groups),
         )
         ax.set_ylim(-1, len(order))  # no empty rows where there are many
-
-    def _title(self):
-        """Return estimator, factor, and how many of its levels are drawn."""
-        title = ": ".join(n for n in (self.estimator_name, self.factor_name) if n is not None)
-        return drawing.some_of(title, len(self.mean), self.n_groups)
 
 
 def _names_of_coefficients(estimator, d, class_index, given):

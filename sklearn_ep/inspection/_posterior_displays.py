@@ -236,11 +236,8 @@ class LatentDisplay(Display):
         check_number("grid_resolution", grid_resolution, 2, integer=True)
         low, high = rows.min(0), rows.max(0)
         border = margin * np.where(high > low, high - low, 1.0)
-        sides = [
-            np.linspace(a, b, grid_resolution)
-            for a, b in zip(low - border, high + border, strict=True)
-        ]
-        x0, x1 = np.meshgrid(*sides)
+        sides = np.linspace(low - border, high + border, grid_resolution)
+        x0, x1 = np.meshgrid(*sides.T)
         grid = np.column_stack([x0.ravel(), x1.ravel()])
         names = getattr(estimator, "feature_names_in_", ("feature 0", "feature 1"))
         grid = table_like(X, grid)

@@ -85,20 +85,15 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
     check_rows_of_fit(name, len(wrong), y)
     order = np.argsort(-wrong, kind="stable")
     order = order[~np.isnan(wrong[order])]
-    other, share = _most_probable_others(proba, place)
+    others, rows = proba.copy(), np.arange(len(y))
+    others[rows, place] = 0.0
+    total = others.sum(axis=1)  # of which the most probable other label has a share
+    share = np.divide(others.max(axis=1), total, out=np.ones(len(y)), where=total > 0)
+    others[rows, place] = -1.0  # the given label not even where the others have no chance
+    other = np.argmax(others, axis=1)
     columns = {"given": y, "suggested": estimator.classes_[other], "wrong": wrong}
     columns |= {"given_proba": given, "suggested_proba": (1.0 - given) * share}
     columns = {"row": order} | {key: values[order] for key, values in columns.items()}
     if hasattr(model, "noise_proba_"):
         columns["false_flags"] = np.cumsum(1.0 - wrong[order])
     return Table(f"{name}: labels to look at again", columns).framed()
-
-
-def _most_probable_others(proba, place):
-    """Return the most probable class but the given one, and its share among all others, (n,)."""
-    others = proba.copy()
-    others[np.arange(len(place)), place] = 0.0
-    largest, total = others.max(axis=1), others.sum(axis=1)
-    share = np.divide(largest, total, out=np.ones(len(place)), where=total > 0)
-    others[np.arange(len(place)), place] = -1.0  # not even where the others have no chance
-    return np.argmax(others, axis=1), share

@@ -302,7 +302,7 @@ def test_rows_are_those_of_a_matrix():
     weight, pull = rng.normal(size=40), rng.normal(size=(40, 3))
     np.testing.assert_allclose(rows @ np.eye(19), B)
     np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
-    np.testing.assert_allclose(rows.gram(weight), B.T @ (weight[:, None] * B), atol=1e-12)
+    np.testing.assert_allclose(rows.weighted_gram(weight), B.T @ (weight[:, None] * B), atol=1e-12)
     matrix = rng.normal(size=(19, 19))
     np.testing.assert_allclose(rows.quadratic(matrix), np.einsum("ni,ij,nj->n", B, matrix, B))
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)

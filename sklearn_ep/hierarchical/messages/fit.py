@@ -14,7 +14,7 @@ from joblib import parallel_config
 
 from ..._engine import gaussian
 from ..._engine.loop import Trace, reason_to_end
-from ..._engine.partition import PartMap, fit_token
+from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._parts import parts_in_memory
 from . import posterior as posteriors
@@ -82,10 +82,8 @@ class MessagesModel:
 
     def prior(self, theta):
         """Return the prior precisions as `Effects`."""
-        levels = [
-            np.full(int(n), np.exp(-2.0 * t)) for n, t in zip(self.levels, theta, strict=True)
-        ]
-        return Effects(self.beta_precision, levels)
+        pairs = zip(self.levels, np.exp(-2.0 * theta), strict=True)
+        return Effects(self.beta_precision, [np.full(int(n), value) for n, value in pairs])
 
     def tree(self, theta):
         """Return the `Tree` of the levels by the messages that rows now send."""
@@ -105,7 +103,7 @@ class MessagesModel:
             solved = self.linearised(theta, tree, mean, self.most_dense)
             mean = solved.mean
             self.rows.step(steps.update, solved.root, mean, self.power)
-            worst, n_passes = max(self.rows.each(steps.row_mismatch)), n_passes + 1
+            worst, n_passes = max(self.rows.each(steps.of_state, "mismatch")), n_passes + 1
         return solved._replace(mismatch=worst)
 
     def linearised(self, theta, tree, mean, most):
@@ -115,10 +113,13 @@ class MessagesModel:
         """
         rows = self.rows
         rows.step(steps.linearise, self.chains.at_leaves(tree.whole))
-        root = self._dense_root()
+        precision = rows.ask(steps.known_precision)
+        gaussian.add_to_diagonal(precision, self.beta_precision)
+        lower = gaussian.checked_cholesky(0.5 * (precision + precision.T))
+        root = gaussian.triangular_inverse(lower)
         system = SchurSystem(rows, int(np.argmax(self.levels)), self.prior(theta), most)
         mean = system.solve(rows.ask(right_side), mean)
-        self.note(system)
+        self.solved_all &= system.converged
         self.n_steps += _PASS + len(system.path.steps)
         return Solved(theta, mean, system, tree, root, np.inf)
 
@@ -128,22 +129,10 @@ class MessagesModel:
         found = self.linearised(solved.theta, tree, solved.mean, _MOST_NESTED)
         return found._replace(mismatch=solved.mismatch)
 
-    def _dense_root(self):
-        """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
-        precision = self.rows.ask(steps.known_precision)
-        gaussian.add_to_diagonal(precision, self.beta_precision)
-        return gaussian.triangular_inverse(
-            gaussian.checked_cholesky(0.5 * (precision + precision.T))
-        )
-
-    def note(self, system):
-        """Keep whether all linear systems were solved."""
-        self.solved_all &= system.converged
-
     def coupling(self, solved):
         """Return the `Coupling` by the posterior's covariances with each dense column."""
         d, columns = len(self.beta_precision), solved.system.columns()
-        self.note(solved.system)
+        self.solved_all &= solved.system.converged
         cov = np.array([c.beta for c in columns]).reshape(d, d)
         cov = 0.5 * (cov + cov.T)
         inverse = np.linalg.inv(cov)
@@ -171,9 +160,8 @@ def fit_by_messages(plan, sign, run, monitor, previous, save):
             if len(parts) == 1:  # nothing to share out: its questions would cost more by workers
                 stack.enter_context(parallel_config("sequential"))
             run = stack.enter_context(PartMap(parts, plan.settings.n_jobs, prefer="threads"))
-        token, big = stack.enter_context(fit_token()), int(np.argmax(plan.n_levels))
-        numbers = LevelNumbers(plan.parts.where, plan.n_levels)
-        rows = LoggedRows(run, token, numbers, plan.parts.reader, big)
+        numbers, big = LevelNumbers(plan.parts.where, plan.n_levels), int(np.argmax(plan.n_levels))
+        rows = LoggedRows(run, numbers, plan.parts.reader, big)
         return _fit_rows(plan, rows, monitor, previous, save)
 
 

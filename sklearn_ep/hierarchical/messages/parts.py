@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._engine.partition import KEPT, split_rows
 from .._parts import read_rows
-from .rows import RowState, row_precision
+from .rows import RowState, of_state
 from .schur import FactorRows, SystemRows
 
 
@@ -69,30 +69,6 @@ def work(part, message, token, reader, big, function):
     return function(kept.held, kept.state, *values)
 
 
-def _of_part(value, k, where):
-    """Return a value with its lists over factors at the levels of a part."""
-    if hasattr(value, "of_part"):
-        return value.of_part(k)
-    if isinstance(value, list) and where is not None:
-        pairs = zip(value, where, strict=True)
-        return [None if v is None else v[at] for v, at in pairs]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_of_part(v, k, where) for v in value))
-    return value
-
-
-def _add(answers, where, n_levels):
-    """Return the sum of the answers of all parts, lists over factors put at their levels."""
-    first = answers[0]
-    if isinstance(first, list):
-        pairs = zip(zip(*answers, strict=True), zip(*where, strict=True), n_levels, strict=True)
-        return [_add_levels(*pair) for pair in pairs]
-    if isinstance(first, tuple):
-        fields = zip(*answers, strict=True)
-        return type(first)(*(_add(list(f), where, n_levels) for f in fields))
-    return None if first is None else sum(answers[1:], start=first)
-
-
 def _add_levels(answers, where, n):
     """Return the sum (..., n) of what parts say of some of n levels of a factor, None of None."""
     if answers[0] is None:
@@ -110,24 +86,36 @@ class LevelNumbers(NamedTuple):
     n_levels: list[int]
 
     def of_part(self, k, value):
-        """Return a value, step or tuple of them, as part k needs it."""
-        return _of_part(value, k, self.where[k] if len(self.where) > 1 else None)
+        """Return a value, or a tuple of them, with lists over factors at the levels of part k."""
+        if hasattr(value, "of_part"):
+            return value.of_part(k)
+        if isinstance(value, tuple):
+            own = (self.of_part(k, v) for v in value)
+            return type(value)(*own) if hasattr(value, "_fields") else tuple(own)
+        if isinstance(value, list) and len(self.where) > 1:
+            pairs = zip(value, self.where[k], strict=True)
+            return [None if v is None else v[at] for v, at in pairs]
+        return value
 
     def add(self, answers):
-        """Return the sum of the answers of the parts, in part order."""
-        return _add(answers, self.where, self.n_levels) if len(answers) > 1 else answers[0]
+        """Return the sum of the answers of the parts, lists over factors put at their levels."""
+        first = answers[0]
+        if first is None or len(answers) == 1:
+            return first
+        if isinstance(first, list):
+            sides = zip(*answers, strict=True), zip(*self.where, strict=True), self.n_levels
+            return [_add_levels(*of_factor) for of_factor in zip(*sides, strict=True)]
+        if isinstance(first, tuple):
+            return type(first)(*map(self.add, zip(*answers, strict=True)))
+        return sum(answers[1:], start=first)
 
 
 class LoggedRows:
-    """Rows of a fit with a token, in parts that `run`, a `PartMap`, maps.
+    """Rows of a fit in parts that `run`, a `PartMap`, maps; reader is that of raw parts."""
 
-    reader is that of raw parts.
-    """
-
-    def __init__(self, run, token, numbers, reader, big):
+    def __init__(self, run, numbers, reader, big):
         self.run, self.numbers, self.reader, self.big = run, numbers, reader, big
-        self.token, self.steps = token, []
-        self._sent = [0] * len(run.parts)
+        self.steps, self._n_sent = [], 0
 
     def step(self, function, *values):
         """Have all rows go on to function(rows, state, *values), when they are next asked."""
@@ -135,22 +123,18 @@ class LoggedRows:
 
     def each(self, function, *values):
         """Return function(rows, state, *values) of each part."""
-        answers: list[Any] = [None] * len(self._sent)
-        starts, lacking = list(self._sent), list(range(len(self._sent)))
-        while lacking:
-            messages: list[Any] = [None] * len(starts)
+        n_parts = len(self.run.parts)
+        answers: list[Any] = [Behind(self._n_sent)] * n_parts
+        while lacking := [k for k in range(n_parts) if isinstance(answers[k], Behind)]:
+            messages: list[Any] = [None] * n_parts
             for k in lacking:
-                lacks = self.steps[starts[k] :]
-                steps = [tuple(self.numbers.of_part(k, v) for v in step) for step in lacks]
-                local = tuple(self.numbers.of_part(k, v) for v in values)
-                messages[k] = k, starts[k], steps, local
-            told = self.run(work, messages, self.token, self.reader, self.big, function)
+                start = answers[k].n_steps
+                steps = [self.numbers.of_part(k, step) for step in self.steps[start:]]
+                messages[k] = k, start, steps, self.numbers.of_part(k, values)
+            told = self.run(work, messages, self.run.token, self.reader, self.big, function)
             for k in lacking:
                 answers[k] = told[k]
-            lacking = [k for k in lacking if isinstance(answers[k], Behind)]
-            for k in lacking:
-                starts[k] = answers[k].n_steps
-        self._sent = [len(self.steps)] * len(self._sent)
+        self._n_sent = len(self.steps)
         return answers
 
     def ask(self, function, *values):
@@ -160,7 +144,7 @@ class LoggedRows:
     def held(self):
         """Return the `HeldRows` of the parts in the state of the linear system."""
         parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
-        states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
+        states = [RowState(None, [], precision=t) for t in self.each(of_state, "precision")]
         return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
 
 
@@ -172,8 +156,6 @@ class HeldRows:
 
     def ask(self, function, *values):
         """Return the sum over parts of function(rows, state, *values)."""
-        answers = [
-            function(held, state, *(self.numbers.of_part(k, v) for v in values))
-            for k, (held, state) in enumerate(self.pairs)
-        ]
-        return self.numbers.add(answers)
+        of_parts = (self.numbers.of_part(k, values) for k in range(len(self.pairs)))
+        both = zip(self.pairs, of_parts, strict=True)
+        return self.numbers.add([function(*pair, *own) for pair, own in both])

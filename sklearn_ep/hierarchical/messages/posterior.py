@@ -189,7 +189,7 @@ def check_variances(model, solved, coupling):
         variance, error, trace = system.variance_sums(), 0.0 * levels, 0.0
     else:
         variance, error, trace = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
-        model.note(system)
+        model.solved_all &= system.converged
     share = variance / totals
     known = 1.0 - np.minimum(variance / (levels * tau2), 1.0)
     curvature = 2.0 * levels * known**2 + model.theta_prior.sd**-2.0

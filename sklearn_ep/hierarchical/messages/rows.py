@@ -267,14 +267,9 @@ def row_evidence(held, state, root, mean, power):
     return float(held.rows.weight @ found.log_term)
 
 
-def row_mismatch(held, state):
-    """Return the largest distance of tilted from current moments in the last update."""
-    return state.mismatch
-
-
-def row_precision(held, state):
-    """Return the precisions (n,) of the rows in the linear system."""
-    return state.precision
+def of_state(held, state, name):
+    """Return what the rows keep by that name."""
+    return getattr(state, name)
 
 
 def _updated(rows, state, root, mean, power):

@@ -66,11 +66,13 @@ class FactorRows(NamedTuple):
 
     def collect(self, values, but=None):
         """Return Z' values as `Effects`, without those of one factor."""
-        levels: list[Any] = [None] * len(self.codes)
-        for f in range(len(self.codes)):
-            if f != but:
-                levels[f] = self.sums(f, values)
+        factors = range(len(self.codes))
+        levels: list[Any] = [None if f == but else self.sums(f, values) for f in factors]
         return Effects(values @ self.X, levels)
+
+    def only(self, f, value):
+        """Return a list over factors with the value of one, None for others."""
+        return [value if g == f else None for g in range(len(self.codes))]
 
 
 class SystemRows:
@@ -117,8 +119,7 @@ def diagonals(held, state):
     levels = [rows.sums(f, precision) for f in range(len(rows.codes))]
     weighted = precision[:, None] * rows.X
     columns = [rows.sums(held.big, w) for w in weighted.T]
-    cross: list[Any] = [None] * len(rows.codes)
-    cross[held.big] = np.array(columns).reshape(len(columns), -1)
+    cross = rows.only(held.big, np.array(columns).reshape(len(columns), -1))
     return Diagonals(levels, weighted.T @ rows.X, cross)
 
 
@@ -178,9 +179,7 @@ def right_side(held, state):
 def across(held, state, x):
     """Return the sums of T Z x over the levels of the big factor, None for others."""
     rows, big = held.rows, held.big
-    out: list[Any] = [None] * len(rows.codes)
-    out[big] = rows.sums(big, state.precision * rows.predictor(x))
-    return out
+    return rows.only(big, rows.sums(big, state.precision * rows.predictor(x)))
 
 
 def reduced_product(held, state, x, eliminated):
@@ -368,11 +367,9 @@ class SchurSystem:
     def draw(self, rng, tol=1e-6):
         """Return a draw of N(0, Q^-1): a perturbed right-hand side, and one solve."""
         right = self.rows.ask(noise, PartSeed(int(rng.integers(2**62))))
-        prior = Effects(
-            rng.standard_normal(len(self.prior.beta)) * np.sqrt(self.prior.beta),
-            [rng.standard_normal(len(p)) * np.sqrt(p) for p in self.prior.levels],
-        )
-        return self.solve(right.plus(prior), tol=tol)
+        precisions = self.prior.beta, *self.prior.levels
+        beta, *levels = (rng.standard_normal(len(p)) * np.sqrt(p) for p in precisions)
+        return self.solve(right.plus(Effects(beta, levels)), tol=tol)
 
 
 def _chosen(n_levels, big, most):

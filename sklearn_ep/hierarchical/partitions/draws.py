@@ -60,9 +60,8 @@ def marginal_log_likelihood(rows, phi, q):
     One effect a group is integrated by panels that are safe for any group scale, O(200 S n); more
     of them by adaptive Gauss-Hermite quadrature.
     """
-    block = max(1, _BLOCK // len(rows.sign))
-    starts = range(0, len(phi), block)
-    return np.concatenate([_log_likelihood(rows, phi[k : k + block], q) for k in starts])
+    blocks = gaussian.row_blocks(len(phi), len(rows.sign), _BLOCK)
+    return np.concatenate([_log_likelihood(rows, phi[some], q) for some in blocks])
 
 
 def _log_likelihood(rows, phi, q):
@@ -280,10 +279,8 @@ def _effects_along(slopes, rows, coordinates, lower, q):
     phi = coordinates.mean
     design = rows.local @ _scales.factor(phi[d:], q)
     modes, own = part.effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))
-    places = np.r_[np.zeros(p), modes.ravel()] + step * np.eye(p, p + modes.size)[:, None] * [
-        [1],
-        [-1],
-    ]
+    steps = step * np.eye(p, p + modes.size)[:, None] * np.array([[1.0], [-1.0]])
+    places = np.r_[np.zeros(p), modes.ravel()] + steps
     ends = np.array([[slopes(x)[1][p:] for x in pair] for pair in places])
     change = (ends[:, 0] - ends[:, 1]).reshape(p, *modes.shape) / (2.0 * step)
     along = gaussian.backward(own, gaussian.forward(own, np.moveaxis(change, 0, -1)))
@@ -313,14 +310,6 @@ def _moments_by_scores(state, weight, cavity):
     return gaussian.Moments(mean + lower @ centre, lower @ cov @ lower.T)
 
 
-def _log_mass(rows, cavity, moments, q, n_draws, rng):
-    """Return log Z by importance sampling from the Gaussian that the chain found."""
-    phi = draws_of(moments, n_draws, rng)
-    log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
-    log_weight -= log_factor(gaussian.natural(moments), phi)
-    return float(logsumexp(log_weight) - np.log(n_draws))
-
-
 def _fresh(rows, cavity, state, q, settings):
     """Return the state with draws made for this cavity."""
     site = part.tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
@@ -330,8 +319,11 @@ def _fresh(rows, cavity, state, q, settings):
     known = site.moments, phi, log_factor(cavity, phi), 0.0, score
     new = DrawState(site.state, state.site, state.n_fresh + 1, *known)
     found = _moments_by_scores(new, np.full(len(phi), 1.0 / len(phi)), cavity)
-    rng = np.random.default_rng(stream)
-    return new._replace(log_z=_log_mass(rows, cavity, found, q, settings.n_draws, rng))
+    # log Z by importance sampling from the Gaussian that the chain found
+    phi = draws_of(found, settings.n_draws, np.random.default_rng(stream))
+    log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
+    log_weight -= log_factor(gaussian.natural(found), phi)
+    return new._replace(log_z=float(logsumexp(log_weight) - np.log(settings.n_draws)))
 
 
 def tilted_by_nuts(rows, cavity, state, *, q, settings):

@@ -78,17 +78,10 @@ class PartAnswers:
             options = dict(q=self.q, settings=draws)
         self.shared = self.reader, tilted, options
 
-    def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
-        """Return what `find_mode` does, started at the prior mean."""
-        d = len(self.plan.beta_sd)
-
-        def evaluate(phi):
-            messages = [(phi, self.q)] * len(self.states)
-            return self.run(part.part_worker, messages, self.reader, part.marginal_terms, {})
-
-        phi = np.r_[np.zeros(d), self.plan.theta_prior.mean]
-        options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
-        return find_mode(evaluate, self.plan.prior(), phi, d, **options)
+    def terms(self, phi):
+        """Return the `SiteTerms` of all parts at phi."""
+        messages = [(phi, self.q)] * len(self.states)
+        return self.run(part.part_worker, messages, self.reader, part.marginal_terms, {})
 
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
@@ -135,7 +128,7 @@ class PartsGivenTheta:
     """The model as a function of theta, for the search of nodes.
 
     answers(theta, cavities, sites) gives for each part, by its cavity of beta and its row sites, a
-    `ConditionalPosterior` at the one node theta.
+    `GivenScales` at the one node theta.
     """
 
     def __init__(self, answers, plan):
@@ -237,16 +230,19 @@ class GroupedFit:
         after each.
         """
         s, prior, answers = self.settings, self.prior, self.answers
+        prior_mean = np.r_[np.zeros(self.d), self.plan.theta_prior.mean]
+        climb: Any = partial(find_mode, answers.terms, prior, prior_mean, self.d)
         if self.plan.engine == "laplace":
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = self._watch(monitor, save, at_mode)
-            mode, trace, *ended = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
+            limits = dict(tol=s.tol, max_iter=s.max_iter, damping=s.damping)
+            mode, trace, *ended = climb(**limits, monitor=watch)
             return self._outcome(monitor, at_mode(mode), trace.history, *ended)
         if self.plan.engine == "ep" and len(self.plan.theta_prior.mean) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
             # the messages at the mode contain one more Newton step anyway
-            start = laplace_messages(answers.find_mode(0.1, 50)[0], prior)
+            start = laplace_messages(climb(tol=0.1, max_iter=50)[0], prior)
         check_precise(total_of(prior, start).precision)
         answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
@@ -280,8 +276,8 @@ class GroupedFit:
             return shared(natural(phi), self.prior, n_sites)
 
         keep = save and (lambda node: save(messages_at(node)))
-        left = s._replace(max_iter=s.max_iter - len(before["residual"]))
-        fit, _ = fit_model(self.model, left, monitor, (theta, None), keep, cov)
+        n_spent = len(before["residual"])
+        fit, _ = fit_model(self.model, s, monitor, (theta, None), keep, cov, n_spent)
         fit = as_messages(fit, self.prior, n_sites, counts)
         history = {name: np.append(before.get(name, ()), fit.history[name]) for name in fit.history}
         return fit._replace(history=history)

@@ -197,10 +197,8 @@ def propagate(
         repair=sweeps.repair,
         monitor=sweeps,
     )
-    spent = trace.n_iter == max_iter
-    at_border = result.reason == "asked" and not trace.asked
-    if at_border:
-        result = replace(result, reason="max_iter" if spent else "stuck")
+    if result.reason == "asked" and not trace.asked:  # at the border of the proper set
+        result = replace(result, reason="max_iter" if trace.n_iter == max_iter else "stuck")
     return result, (sweeps.n_skipped, sweeps.n_cut)
 
 

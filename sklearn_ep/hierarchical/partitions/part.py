@@ -26,6 +26,7 @@ from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from .. import _scales
+from .._exact import GivenScales
 from .._layout import LocalPart, group_factors, row_mismatch
 from .._parts import read_rows
 from .._posterior import between
@@ -64,22 +65,6 @@ def arrow_rows(X, sign, weight, local, group):
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
     return ArrowRows(X[order], sign[order], weight[order], local[order], starts)
-
-
-class ConditionalPosterior(NamedTuple):
-    """Gaussian posterior of one partition at each of M nodes.
-
-    mean (M, D) is that of beta, cavity included, and root (M, D, D) the lower triangular R with
-    covariance R' R; sites are the row sites (M, n), one update ahead of the rest; log_z (M,) is the
-    log of the mass of the rows under the normalised cavity; local has the effects given beta, gain
-    as an array (M, J, q, D).
-    """
-
-    mean: np.ndarray
-    root: np.ndarray
-    local: LocalPart
-    sites: Sites
-    log_z: np.ndarray
 
 
 def segment_products(rows, coefficient):
@@ -154,17 +139,19 @@ def _marginals(rows, design, group, sites, precision, shift):
     spread = forward(local.lower[:, group], design[..., None])[..., 0]
     row_var = _row_quadratic(rows, design, group, local.gain, root)
     row_var += np.einsum("mnq,mnq->mn", spread, spread)
-    found = ConditionalPosterior(mean, root, local, sites, log_mass + log_beta)
+    found = GivenScales(mean, root, local, log_mass + log_beta)
     return found, row_mean, row_var
 
 
 def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, power=1.0):
     """Run EP over the rows of one partition at each node, local effects integrated out.
 
-    Returns a `ConditionalPosterior`. scale (M, q, q) is L at each node; precision, (M, D, D) or (1,
-    D, D), and shift (M, D) are the cavity of beta; sites (M, n) are those of the rows to start
-    from, None for weak ones; power the share of a row's likelihood that is matched. Stops once no
-    row's mean moves by more than tol sd and no variance by a share of tol.
+    Returns `GivenScales` with a leading axis over the nodes: mean (M, D) with the cavity included,
+    gain of local an array (M, J, q, D), sites (M, n) those of rows, log_z (M,) the log of the mass
+    of the rows under the normalised cavity. scale (M, q, q) is L at each node; precision, (M, D, D)
+    or (1, D, D), and shift (M, D) are the cavity of beta; sites (M, n) are those of the rows to
+    start from, None for weak ones; power the share of a row's likelihood that is matched. Stops
+    once no row's mean moves by more than tol sd and no variance by a share of tol.
 
     One pass costs O(M n D^2 + M J q D^2 + M D^3). Parallel updates of log-concave factors settle
     undamped; should the mismatch grow, the step is halved.
