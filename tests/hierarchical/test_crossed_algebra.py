@@ -9,7 +9,6 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine.gaussian import Moments
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical import _exact, _group_sites
@@ -213,7 +212,7 @@ def test_tilted_groups_against_cubature(k, tau):
     root = rng.normal(size=(2, k, k))
     cov = 0.3 * root @ root.swapaxes(1, 2) / k
     mean, sign = rng.normal(size=(2, k)), rng.choice([-1.0, 1.0], size=(2, k))
-    wide = Moments(mean, cov)
+    wide = _group_sites.Moments(mean, cov)
     found = _group_sites.tilted_groups(sign, wide, tau)
     for g in range(2):
         log_z, centre, spread, effect, var, along = by_cubature(sign[g], mean[g], cov[g], tau)
@@ -249,13 +248,15 @@ def test_tilted_groups_against_cubature(k, tau):
 def test_equal_rows_of_a_group_are_no_problem():
     """The covariance of eta is then singular: every row the same linear predictor."""
     sign, mean = np.array([[1.0, 1.0, -1.0]]), np.full((1, 3), 0.4)
-    found = _group_sites.tilted_groups(sign, Moments(mean, np.full((1, 3, 3), 0.5)), 2.0)
+    found = _group_sites.tilted_groups(
+        sign, _group_sites.Moments(mean, np.full((1, 3, 3), 0.5)), 2.0
+    )
     near = _group_sites.tilted_groups(
-        sign, Moments(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0
+        sign, _group_sites.Moments(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0
     )
     for a, b in zip(found, near, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    site = _group_sites.new_sites(found, Moments(mean, np.full((1, 3, 3), 0.5)))
+    site = _group_sites.new_sites(found, _group_sites.Moments(mean, np.full((1, 3, 3), 0.5)))
     assert np.all(np.isfinite(site.precision))
 
 
@@ -381,7 +382,7 @@ def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):
     rng = np.random.default_rng(0)
     roots = rng.normal(size=(30, 4, 4))
     sign, mean = rng.choice([-1.0, 1.0], size=(30, 4)), 20.0 * rng.normal(size=(30, 4))
-    wide = Moments(mean, roots @ roots.transpose(0, 2, 1))
+    wide = _group_sites.Moments(mean, roots @ roots.transpose(0, 2, 1))
     panels = _group_sites.tilted_groups(sign, wide, 100.0)
     monkeypatch.setattr(_group_sites, "_LARGE", np.inf)
     monkeypatch.setattr(_group_sites, "_POLES", 0.5)
