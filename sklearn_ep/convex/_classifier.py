@@ -223,7 +223,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Variance of the same.
     loo_proba_ : ndarray of shape (n,) or (n_classes, n)
         Probability of each training row's own label given the others, after the calibration, to
-        1e-6 from 10,000 rows on; (n,) for several classes jointly.
+        1e-6 from 10,000 rows on; (n,) for several classes jointly. Copies of a row in memory go
+        with it.
     hyper_nodes_ : ndarray of shape (M, T), or list of such
         The log prior variance at each node of the average (of several variances the mean log), or
         the log scale of another prior; one node at the mode, without a column where nothing was
@@ -525,30 +526,33 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         check_parameters(self)
         refuse_joint(self, "partial_fit")
         refuse_integration(self, "partial_fit")
-        last = getattr(self, "_last", None)
-        if last is not None and isinstance(last[0], JointWeightPosterior):
+        last: Any = getattr(self, "_last", None)
+        joint = last is not None and isinstance(last[0], JointWeightPosterior)
+        if joint:
             warnings.warn(
                 "partial_fit fits one class against the rest, which a joint fit of several classes "
                 "cannot begin: its rows are forgotten. To go on, take multi_class='one_vs_rest'.",
                 UserWarning,
                 stacklevel=2,
             )
-            last = [plan_stream(self, self.n_features_in_).start() for _ in last[0].mean]
         how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
         X, y = validate_data(self, X, y, reset=last is None, **how)
-        plan = plan_stream(self, X.shape[1])
         if last is None:
             self.classes_ = np.unique(y if classes is None else classes)
             if len(self.classes_) < 2:
                 raise ValueError("y has only one class: name all of them in classes.")
-            last = [plan.start()] * (1 if len(self.classes_) == 2 else len(self.classes_))
+        begins = joint or last is None
+        variances = self._variances_of_stream(begins)
+        plans = plan_stream(self, X.shape[1], variances)
+        last = [plan.start() for plan in plans] if begins else last
         signs = self._signs(y, len(last))
         check_column_scales(self, X, LARGEST_IN_UNITS)
         weight = checked_weights(sample_weight, X)
         log_score = self._log_score(X, y, weight)
-        fits = [plan.add_batch(p, X, sign, weight) for p, sign in zip(last, signs, strict=True)]
-        attributes = _of_any_fit(self, plan, fits)
-        attributes["prior_variance_"] = getattr(self, "prior_variance_", given_variance(self))
+        each = zip(plans, last, signs, strict=True)
+        fits = [plan.add_batch(before, X, sign, weight) for plan, before, sign in each]
+        attributes = _of_any_fit(self, plans[0], fits)
+        attributes["prior_variance_"] = one_or_stack(variances)
         attributes["log_evidence_"] += getattr(self, "log_evidence_", 0.0)
         attributes["_n_rows"] = np.size(y) + getattr(self, "_n_rows", 0)
         before = getattr(self, "stream_log_score_", np.empty(0))
@@ -557,6 +561,16 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
+
+    def _variances_of_stream(self, begins):
+        """Return the prior variances of each binary problem: those of the last fit, or given ones.
+
+        A stream that `begins` has the same for all classes.
+        """
+        n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
+        variances = getattr(self, "prior_variance_", given_variance(self))
+        of_each = n_problems > 1 and not begins
+        return list(variances) if of_each else [variances] * n_problems
 
     def _log_score(self, X, y, weight):
         """Return the mean log probability of labels by what was learned before, or by the prior."""

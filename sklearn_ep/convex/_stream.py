@@ -13,7 +13,7 @@ import numpy as np
 
 from .._estimator.fitting import BinaryFit
 from ._double_loop import ExactFit
-from ._parameters import SIZES, CarriedPrior, Limits, given_variance, is_flat, prior_variances
+from ._parameters import SIZES, CarriedPrior, Limits, is_flat, prior_variances
 from ._posterior import WeightPosterior
 from ._problem import single_node
 from ._sites import LogisticSites
@@ -78,20 +78,21 @@ class BatchPlan:
         return BinaryFit(posterior, result.history, result.reason, step.objective, attributes)
 
 
-def plan_stream(estimator, d):
-    """Return the `BatchPlan` for d features, or raise a ValueError that names a parameter."""
+def plan_stream(estimator, d, variances):
+    """Return the `BatchPlan` of each problem with d features and these prior variances.
+
+    Raises a ValueError that names a parameter.
+    """
     if is_flat(estimator):
         raise ValueError("partial_fit needs a finite intercept_prior_variance.")
-    variance = getattr(estimator, "prior_variance_", given_variance(estimator))
-    if np.ndim(variance) > 1:
-        raise ValueError("partial_fit cannot go on from prior variances learned for each class.")
-    prior = 1.0 / prior_variances(estimator, d, variance)
-    if len(prior) > SIZES.stream and estimator.stream_rank is None:
+    priors = [1.0 / prior_variances(estimator, d, variance) for variance in variances]
+    n = len(priors[0])
+    if n > SIZES.stream and estimator.stream_rank is None:
         raise ValueError(
             f"stream_rank must be given for more than {SIZES.stream} coefficients, got "
-            f"{len(prior)}: 0 keeps the diagonal of the precision, 30 much of the rest, too."
+            f"{n}: 0 keeps the diagonal of the precision, 30 much of the rest, too."
         )
-    return BatchPlan(estimator, prior)
+    return [BatchPlan(estimator, prior) for prior in priors]
 
 
 def _compressed(A, prior, rank, last):

@@ -151,16 +151,31 @@ def test_batches_of_a_data_frame_keep_their_names():
     assert list(est.feature_names_in_) == list(frame) and np.all(np.isfinite(est.stream_log_score_))
 
 
-def test_streams_refuse_priors_that_they_cannot_carry():
+def three_classes():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((120, 3))
-    y = np.argmax(X + 0.5 * rng.standard_normal(X.shape), axis=1)
+    return X, np.argmax(X + 0.5 * rng.standard_normal(X.shape), axis=1)
+
+
+def test_streams_refuse_a_flat_prior():
     flat = ConvexVariationalLogistic(intercept_prior_variance=np.inf)
     with pytest.raises(ValueError, match="finite intercept_prior_variance"):
-        flat.partial_fit(X, y)
-    groups = dict(prior_groups=[0, 0, 1], multi_class="one_vs_rest", hyperparameters="mode")
-    each = ConvexVariationalLogistic(**groups).fit(X, y)
-    before = each.predict_proba(X)
-    with pytest.raises(ValueError, match="prior variances learned for each class"):
-        each.partial_fit(X, y)
-    np.testing.assert_array_equal(each.predict_proba(X), before)
+        flat.partial_fit(*three_classes())
+
+
+@pytest.mark.parametrize("groups", [None, [0, 0, 1]])
+def test_each_class_of_a_stream_goes_on_from_its_own_prior_variance(groups):
+    """Also where classes are as many as columns."""
+    X, y = three_classes()
+    how = dict(prior_groups=groups, hyperparameters="mode", variance="exact", forgetting=0.9)
+
+    def begun(y, **kwargs):
+        est = ConvexVariationalLogistic(**how, **kwargs).fit(X[:80], y[:80])
+        return est.partial_fit(X[80:], y[80:])
+
+    each = begun(y, multi_class="one_vs_rest")
+    assert len(each.prior_variance_) == 3
+    for k in range(3):
+        alone = begun((y == k).astype(int))
+        np.testing.assert_allclose(each.coef_[k], alone.coef_[0], rtol=1e-6)
+        np.testing.assert_allclose(each.prior_variance_[k], alone.prior_variance_, rtol=1e-6)
