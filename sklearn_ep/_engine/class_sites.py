@@ -43,7 +43,7 @@ from .gaussian import (
 )
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
-from .sites import Cavity, Sites, one_copy
+from .sites import Cavity, Sites
 
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
@@ -149,8 +149,8 @@ def class_update(
 def class_left_out(
     sites: Sites, mean: np.ndarray, cov: np.ndarray, extra_var: Any, copies: np.ndarray
 ) -> Cavity:
-    """Return the `Cavity` (n, K) without one copy of each row, or without all of less than one."""
-    taken = Sites(*(one_copy(copies)[:, None] * x for x in sites))
+    """Return the `Cavity` (n, K) without so many copies (n,) of each row."""
+    taken = Sites(*(copies[:, None] * x for x in sites))
     m, without, proper = class_cavities(taken, mean, cov)
     return Cavity(m, contrast_variances(without) + np.reshape(extra_var, (-1, 1)), proper)
 

@@ -1,8 +1,9 @@
 """Rows left out: how probable a row is by the others, and the scales at which it is more so.
 
-A row is left out by taking its site from the posterior, which leaves a *cavity*, and its share from
-the weights of nodes: one that predicted its label well has its weight from that row, too. A
-posterior may be surer or less sure than it should. How well rows are predicted from the others
+A row is left out with all its copies, be they weights or written out: of two copies one would
+foretell the other. That takes their sites from the posterior, which leaves a *cavity*, and their
+share from the weights of nodes: one that predicted a label well has its weight from that row, too.
+A posterior may be surer or less sure than it should. How well rows are predicted from the others
 shows by how much (stacking of cavities, Opper and Winther 2000; a tempered posterior, Gruenwald
 2012): a model declares a few *scales* with priors of their logs, and what its rows say of them::
 
@@ -28,11 +29,11 @@ from .sites import one_copy
 
 
 def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
-    """Return log weights (M, n) of nodes with weight (M,) when one copy of each row is left out.
+    """Return log weights (M, n) of nodes with weight (M,) when each row is left out.
 
     A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
-    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). Of less
-    than one of the copies (n,) that is the power.
+    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). The first
+    of the copies (n,) foretells the others; of less than one that is the power.
     """
     log_weight = np.log(weight)[:, None] - one_copy(copies) * log_own
     return log_weight - np.logaddexp.reduce(log_weight, axis=0)
@@ -207,12 +208,21 @@ class CavityRows(NamedTuple):
 
     @classmethod
     def of(
-        cls, moments: Callable, nodes: Any, node_weight: np.ndarray, copies: np.ndarray
+        cls,
+        moments: Callable,
+        nodes: Any,
+        node_weight: np.ndarray,
+        copies: np.ndarray,
+        all_copies: np.ndarray | None = None,
     ) -> "CavityRows":
-        """Return those of nodes, pairs of a mean and a variance, with weights (M,)."""
+        """Return those of nodes, pairs of a mean and a variance, with weights (M,).
+
+        `all_copies` (n,) count those that are written out in other rows; None where there are none.
+        """
         mean, var = (np.array(values) for values in zip(*nodes, strict=True))
         at_one = moments(mean, var)
-        log_share = log_weights_without(node_weight, at_one[0], copies)
+        taken = copies if all_copies is None else all_copies
+        log_share = log_weights_without(node_weight, at_one[0], taken)
         centre = np.einsum("mn,mn...->n...", np.exp(log_share), mean)
         return cls(moments, mean, var, at_one, log_share, centre, copies)
 

@@ -1,7 +1,8 @@
 """Scalar Gaussian sites and their cavities, as arrays over the rows.
 
 Site i is exp(shift_i f - precision_i f^2 / 2). With sample weights a row stands for `weight` tied
-copies: the cavity removes one copy, the posterior counts the site `weight` times.
+copies: the cavity removes one copy, the posterior counts the site `weight` times. A row is left
+out with all its copies, which would foretell it otherwise.
 """
 
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# What is left out of a row of so many copies: one of them, or all of less.
+# What is one copy of a row of so many: all of less.
 one_copy = partial(np.minimum, 1.0)
 
 
@@ -29,7 +30,7 @@ class Sites(NamedTuple):
 
 
 class Cavity(NamedTuple):
-    """Mean and variance without one copy of the site, and where that was proper.
+    """Mean and variance without copies of the site, and where that was proper.
 
     Rows with an improper cavity carry the posterior itself instead; `proper` marks them.
     """
@@ -40,7 +41,7 @@ class Cavity(NamedTuple):
 
 
 def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: Any = 1.0) -> Cavity:
-    """Remove a fraction of each site from its marginal.
+    """Remove a fraction of each site, or so many copies, from its marginal.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: Any = 1.0)
     mean, var : ndarray of shape (n,)
         Marginals of the posterior approximation.
     fraction : float or ndarray of shape (n,), default=1.0
-        Share of the site to remove; less than one for power EP.
+        Share of the site to remove: less than one for power EP, all copies to leave a row out.
 
     Returns
     -------
@@ -61,11 +62,6 @@ def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: Any = 1.0)
     safe = np.where(proper, left, 1.0)
     shifted = np.where(proper, mean - fraction * var * sites.shift, mean)
     return Cavity(shifted / safe, var / safe, proper)
-
-
-def left_out(sites: Sites, mean: np.ndarray, var: np.ndarray, copies: np.ndarray) -> Cavity:
-    """Return the `Cavity` without one copy of each row, or without all of less than a copy (n,)."""
-    return cavity(sites, mean, var, one_copy(copies))
 
 
 def log_site_mass(

@@ -19,21 +19,20 @@ from .._engine.left_out import (
     density_at,
     label_moments,
 )
-from .._engine.sites import Sites, left_out
+from .._engine.sites import Sites, cavity
 
 # The prior of the scale a of the mean keeps it near one where rows are few, and where labels are
 # separable and any a would do.
 SCALES = LogPrior(0.3), TEMPER
 
 
-def cavities(mean, var, slope, precision, weight):
-    """Return the `Cavity` of rows of a variational posterior, one copy of each taken out.
+def cavities(mean, var, slope, precision, share=1.0):
+    """Return the `Cavity` of rows of a variational posterior, a share of their copies taken out.
 
     mean and var (n,) are the marginals of the predictors, slope (n,) that of the expected loss,
     precision (n,) that of the sites, both of all copies. Variances that are not proper are nan.
     """
-    of_copy = Sites(precision / weight, (precision * mean - slope) / weight)
-    found = left_out(of_copy, mean, var, weight)
+    found = cavity(Sites(precision, precision * mean - slope), mean, var, share)
     return found._replace(var=np.where(found.proper, found.var, np.nan))
 
 

@@ -128,10 +128,10 @@ class OuterStep(NamedTuple):
         """Return the `Last` that a neighbour starts from."""
         return Last(self.inner.u, np.log(self.var), np.log(self.own))
 
-    def left_out(self, weight):
-        """Return the `Cavity` of rows of weight (q,)."""
+    def left_out(self, share=1.0):
+        """Return the `Cavity` of rows without a share (q,) of their copies."""
         site = self.inner.site
-        return cavities(self.inner.s, self.var, site.slope, site.precision, weight)
+        return cavities(self.inner.s, self.var, site.slope, site.precision, share)
 
 
 class Last(NamedTuple):
@@ -375,7 +375,7 @@ class ExactFit:
         if self.prior.n_sites:
             return average
         steps, weight = [node.payload for node in average.nodes], self.sites.weight
-        each = [step.left_out(weight) for step in steps]
+        each = [step.left_out(one_copy(weight) / weight) for step in steps]
         mean, var = np.array([[step.inner.s, step.var] for step in steps]).swapaxes(0, 1)
         left_mean, left_var = np.array([left[:2] for left in each]).swapaxes(0, 1)
         log_z = logistic_moments(self.sites.sign * left_mean, np.nan_to_num(left_var))[0]

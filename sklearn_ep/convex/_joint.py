@@ -166,7 +166,7 @@ class JointProblem(Problem):
 def joint_problem(estimator, training, how):
     """Return the `JointProblem` of checked training data; `how` is what `takes_joint` says."""
     refuse_integration(estimator, "several classes jointly")
-    rows, prior = rows_and_prior(estimator, training, merge=True)
+    rows, prior = rows_and_prior(estimator, training)
     (n, q), K = rows.design.shape, len(estimator.classes_)
     sampled = how == "sampled"
     # three sweeps for an outer step, which is several of Newton's

@@ -39,9 +39,9 @@ from ._visits import NaturalGradient, SampledLoop
 class RowsInMemory:
     """Rows of all binary problems, sent to workers as they are.
 
-    `copies` are those among the rows that were given, or None where all are kept apart; `averaged`
-    tells whether the scale of the prior is averaged over, `seed` is that of the normals of the
-    rows, and `size` that of the columns.
+    `copies` are those among the rows that were given; `averaged` tells whether the scale of the
+    prior is averaged over, `seed` is that of the normals of the rows, and `size` that of the
+    columns.
     """
 
     design: Design
@@ -53,7 +53,7 @@ class RowsInMemory:
     seed: int = 0
 
     def sites(self, sign):
-        """Return the sites for labels in {-1, +1} of the rows that are kept apart."""
+        """Return the sites for labels in {-1, +1} of the rows."""
         return LogisticSites(sign, self.weight, self.bound)
 
     def one_part(self, sign):
@@ -121,6 +121,7 @@ def fit_exact(problem, sign, monitor, k):
     At one scale of the prior or averaged over it.
     """
     rows, last, averaged = problem.rows, problem.last_at_rows(k), None
+    sign = sign[rows.copies.first]
     system = SYSTEMS[problem.solver]
     fits = ExactFit(rows.design, rows.sites(sign), problem.prior, system, problem.limits)
     if rows.averaged:
@@ -142,7 +143,7 @@ def fit_exact(problem, sign, monitor, k):
         average = _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     weight, of_rows = average.weight, rows.weight
-    left = [each.left_out(of_rows) for each in steps]
+    left = [each.left_out() for each in steps]
     left_out = calibrated_labels(sign, of_rows, weight, left, problem.scales)
     moments = np.array([each.inner.s for each in steps]), np.array([each.var for each in steps])
     attributes = dict(
@@ -160,6 +161,7 @@ def fit_exact(problem, sign, monitor, k):
     )
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
+    attributes = rows.copies.of_rows(attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -235,9 +237,10 @@ def _finished(posterior, result, log_evidence, attributes):
 class Copies:
     """Which rows are copies of which: equal rows as one of so many copies, in an order of its own.
 
-    Where variances are sampled, solves end at a tolerance, and learning turns differences at the
-    level of rounding into visible ones; so do the sites of several classes. With rows merged and
-    sorted, weights and repeated rows, in any order, are one problem to the last bit.
+    A row is left out with all its copies. Where variances are sampled, solves end at a tolerance,
+    and learning turns differences at the level of rounding into visible ones; so do the sites of
+    several classes. With rows merged and sorted, weights and repeated rows, in any order, are one
+    problem to the last bit.
 
     first (m,) are the rows that stand for theirs, group (n,) says for each row which of them does,
     weight (m,) is that of all copies and share (n,) that of each row in it.
@@ -294,16 +297,14 @@ def _differ(X, rows, others):
     return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
 
 
-def rows_and_prior(estimator, training, merge):
-    """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
+def rows_and_prior(estimator, training):
+    """Return `RowsInMemory` of checked training data, copies as one, and the prior."""
     size = check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
-    X, copies = training.X, None
     y = estimator.classes_[training.y]
     weight = checked_class_weights(estimator, y, training.weight)
     weight = training.weight * weight[training.y]
-    if merge:
-        copies = find_copies(X, training.y, weight)
-        X, weight = X[copies.first], copies.weight
+    copies = find_copies(training.X, training.y, weight)
+    X, weight = training.X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
     prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))
     return RowsInMemory(design, weight, estimator.bound, copies, size), prior
@@ -313,7 +314,7 @@ def make_problem(estimator, training):
     """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
     variance, solver = _methods(estimator, training.X)
     sampled, rng = variance != "exact", check_random_state(estimator.random_state)
-    rows, prior = rows_and_prior(estimator, training, merge=sampled)
+    rows, prior = rows_and_prior(estimator, training)
     rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), _seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
     how = variance, solver, Limits.of(estimator, longer)

@@ -287,7 +287,7 @@ def left_out_of_anchors(rows, point, anchors):
 def _without_sites(sites, s, z):
     """Return the same of rows with predictors of mean s and variance z."""
     f = sites.penalty(s, z)
-    left = cavities(s, z, f.slope, f.precision, sites.weight)
+    left = cavities(s, z, f.slope, f.precision)
     return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])
 
 

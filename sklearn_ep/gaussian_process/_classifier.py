@@ -284,9 +284,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the site of each row; absent with an averaged site.
     loo_proba_ : ndarray of shape (n,)
-        Probability of each row's own label given the other rows; nan for rows of weight zero,
-        absent with an averaged site. Kernels are kept, and nodes of an average that predicted the
-        label weigh less without the row.
+        Probability of each row's own label given the other rows, of which copies of it are none;
+        nan for rows of weight zero, absent with an averaged site. Kernels are kept, and nodes of an
+        average that predicted the label weigh less without the row. Streams know the copies of one
+        call.
     stream_log_score_ : ndarray of shape (n_calls,)
         Mean log probability of the labels of each call of `partial_fit` before they were learned;
         nan where there was no model before. A fall is a sign of drift. Only for streams.

@@ -21,9 +21,10 @@ from .._engine.contracts import WholeEP
 from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
-from .._engine.sites import Sites
+from .._engine.sites import Sites, cavity
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from ._base import (
+    all_copies,
     check_kernel,
     class_cavity,
     evidence_at,
@@ -31,7 +32,7 @@ from ._base import (
     initial_kernel,
     last_sites,
     left_out_classes,
-    left_out_signs,
+    log_sides,
     mixed_logs,
     spread_of,
     sweeps_of,
@@ -109,13 +110,17 @@ class BinaryModel:
         empty = Sites.zero(len(X))
         return np.array(self.rule(self.factor, sign, empty, *posterior.latent(X)).sites)
 
-    def left_out(self, results, weight, sign, copies):
-        """Return attributes that say how likely labels of so many copies are from other rows.
+    def left_out(self, results, weight, sign, _, copies):
+        """Return attributes that say how likely labels with so many copies are from other rows.
 
         By the `results` of nodes with weight (M,).
         """
-        each = np.array([left_out_signs(self.factor, result, copies) for result in results])
-        return dict(loo_log=mixed_logs(weight, each, (sign, copies)))
+        each = []
+        for result in results:
+            state = result.evaluation.payload[0]
+            cav = cavity(Sites(*result.x), state.mean, state.var, copies)
+            each.append(log_sides(self.factor, cav.mean, cav.var + state.extra_var))
+        return dict(loo_log=mixed_logs(weight, np.array(each), (sign, copies)))
 
 
 @dataclass(frozen=True)
@@ -166,10 +171,13 @@ class JointModel:
         empty = Sites(*empty_sites(y, mean.shape[1]))
         return np.array(class_update(self.factor, y, empty, mean, cov, 0.0).sites)
 
-    def left_out(self, results, weight, y, copies):
-        """Return attributes that say how likely labels of so many copies are from other rows."""
-        nodes = [class_cavity(result, copies)[:2] for result in results]
-        return left_out_classes(self.factor, nodes, weight, (y, copies), self.tempered)
+    def left_out(self, results, weight, *rows):
+        """Return attributes that say how likely classes are from other rows.
+
+        `rows` are class indices, copies, and all copies of each row.
+        """
+        nodes = [class_cavity(result, rows[-1])[:2] for result in results]
+        return left_out_classes(self.factor, nodes, weight, rows, self.tempered)
 
 
 class KernelSearch(NamedTuple):
@@ -216,12 +224,25 @@ class DensePlan:
     def ends_flat(self, y, log_evidence):
         """Return whether a kernel tells hardly more of labels y than how frequent they are.
 
-        By two nats and a twentieth of theirs: on 100 rows of banana two searches of five end flat,
-        and on 400 rows of two wiggly functions thirty nats below another mode.
+        Or than a kernel that joins no two rows, under which copies of a row tell of each other
+        alone. By two nats and a twentieth of theirs: on 100 rows of banana two searches of five end
+        flat, and on 400 rows of two wiggly functions thirty nats below another mode.
         """
-        count = np.bincount(np.unique(y, return_inverse=True)[1], self.weight)
+        labels, code = np.unique(y, return_inverse=True)
+        count = np.bincount(code, self.weight)
         of_frequencies = count @ np.log(count / count.sum())
-        return log_evidence < of_frequencies + max(2.0, -0.05 * of_frequencies)
+        copies = all_copies(self.X, y, self.weight)
+        of_rows = -self.weight @ (np.minimum(copies, 1.0) / copies)
+        without = max(of_frequencies, of_rows * np.log(len(labels)))
+        return log_evidence < without + max(2.0, -0.05 * without)
+
+    def left_out(self, results, weight, y):
+        """Return attributes that say how likely labels y are from other rows.
+
+        By the `results` of nodes with weight (M,).
+        """
+        rows = y, self.weight, all_copies(self.X, y, self.weight)
+        return self.model.left_out(results, weight, *rows)
 
     def some_rows(self):
         """Return a third of the rows, to begin with; None for few rows and warm starts."""

@@ -119,7 +119,7 @@ def fit_dense(plan, y, monitor, k, kernel_only=False):
     if average is not None:
         return _mixed_fit(plan, y, average, trace, end, result)
     posterior = plan.posterior((theta, result.evaluation.payload[0]))
-    left = plan.model.left_out([result], np.ones(1), y, plan.weight)
+    left = plan.left_out([result], np.ones(1), y)
     return fit_of_sites(posterior, trace, end, result, kernel, left)
 
 
@@ -129,7 +129,7 @@ def _mixed_fit(plan, y, average, trace, end, result):
     refined = dict(result=result, state=result.evaluation.payload[0])
     own[heaviest] = own[heaviest]._replace(**refined)
     posteriors = [plan.posterior(n) for n in own]
-    mixed = plan.model.left_out([n.result for n in own], average.weight, y, plan.weight)
+    mixed = plan.left_out([n.result for n in own], average.weight, y)
     more = attributes_of_nodes(average, [n.point for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])

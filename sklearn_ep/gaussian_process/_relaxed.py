@@ -276,7 +276,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
         Posterior covariance of the inducing values.
     loo_proba_ : ndarray of shape (n,)
-        Probability of each row's own observed label under its cavity; nan for rows of weight zero.
+        Probability of each row's own observed label without the row and its copies; nan for rows of
+        weight zero.
     n_sweeps_ : int
         Sweeps after learning.
     n_iter_ : int

@@ -135,14 +135,14 @@ def test_rows_left_out_calibrate():
         assert value(da * est.slope_, dt * est.temper_) < best + 2e-3
 
 
-def test_of_a_row_of_less_than_one_copy_all_is_left_out():
+def test_a_row_is_left_out_with_all_its_copies():
     X, y = toy(40, 3, seed=5)
     weight = np.random.default_rng(5).uniform(0.2, 2.0, 40)
     loo = fit(X, y, sample_weight=weight).loo_proba_
-    for i in [*np.argsort(weight)[:3], *np.argsort(weight)[-2:]]:
-        without = weight - np.minimum(weight, 1.0) * (np.arange(40) == i)
-        proba = fit(X, y, sample_weight=without).predict_proba(X[[i]])[0, y[i]]
-        assert loo[i] == pytest.approx(proba, abs=0.005)
+    for i in [*np.argsort(weight)[:3], *np.argsort(weight)[-3:]]:
+        without = weight * (np.arange(40) != i)
+        proba = fit(X, y, sample_weight=without, tol=1e-4).predict_proba(X[[i]])[0, y[i]]
+        assert loo[i] == pytest.approx(proba, abs=0.02), (weight[i], loo[i], proba)
 
 
 def test_draws_summary_intervals_and_diagnosis():

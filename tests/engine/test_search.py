@@ -92,7 +92,8 @@ def test_it_ends_where_it_is_asked_to():
     assert run(curvature=20.0 * np.eye(2), max_iter=3).reason == "max_iter"
 
 
-FINE = Accuracy(ftol=2.2e-9, gtol=1e-5, tie=0.0)
+# with a first step of the whole gradient
+FINE = Accuracy(ftol=2.2e-9, gtol=1e-5, first_step=np.inf, tie=0.0)
 WALLS = {"box": np.array([[-9.0, 9.0], [-9.0, 9.0]]), "none": np.array([[-np.inf, np.inf]] * 2)}
 
 

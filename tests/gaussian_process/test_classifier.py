@@ -9,7 +9,7 @@ import pytest
 from oracles import oracle
 from scipy.special import log_ndtr, ndtr
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import (
@@ -719,6 +719,19 @@ def test_learning_that_ends_flat_looks_among_shorter_lengths(n, frequency, seed)
     # where the caller chose the start, learning goes on from there alone
     flat = EPGaussianProcessClassifier(1.0 * RBF(5.0), hyperparameters="mode").fit(X, y)
     assert flat.log_evidence_ < -n * np.log(2.0) + 1.0
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_copies_that_agree_do_not_end_the_search_where_no_rows_are_joined(seed):
+    """There the second copy of a label is foretold by the first, and nothing else is."""
+    X, y = make_classification(
+        150, 8, n_informative=5, n_redundant=0, flip_y=0.1, random_state=seed
+    )
+    copies = np.full(150, 2.0)
+    alone = EPGaussianProcessClassifier(1e3 * RBF(0.01), optimizer=None).fit(X, y, copies)
+    model = EPGaussianProcessClassifier(hyperparameters="mode").fit(X, y, copies)
+    assert model.log_evidence_ > alone.log_evidence_ + 10.0
+    assert model.kernel_.k2.length_scale > 1.0
 
 
 def test_labels_that_are_noise_leave_a_flat_kernel():

@@ -181,14 +181,18 @@ class JointLabels:
 
 
 def cavities_of_part(part, message, model, classes):
-    """Return means and variances (2, n, K) of the cavities of a partition."""
-    rows = PassRows(*read_rows(part, classes), *message)
-    each = [_left_out(model.posteriors[0], block) for _, block, _ in model.blocks(rows)]
-    return np.concatenate(each, axis=1)
+    """Return means and variances (n, 2, K) of the cavities of a partition.
+
+    `message` as for `leave_one_out_part`.
+    """
+    X, y, _ = read_rows(part, classes)
+    blocks = model.blocks(PassRows(X, y, *message))
+    each = [_left_out(model.posteriors[0], block) for _, block, _ in blocks]
+    return np.concatenate(each, axis=1).swapaxes(0, 1)
 
 
 def _left_out(posterior, rows):
-    """Return means and variances (b, K) without one copy of each row, or all of less."""
+    """Return means and variances (b, K) without the copies of each row."""
     mean, cov, _ = posterior.marginals(rows.W)
     sites = _class_sites(rows.sites, rows.y)
     return class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]

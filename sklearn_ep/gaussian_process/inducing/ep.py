@@ -25,7 +25,7 @@ from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, 
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
-from ..._engine.sites import Sites, cavity, left_out, log_site_mass, site_change
+from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from .rows import dense_copies, read_rows
 from .values import (
     InducingGPPosterior,
@@ -184,7 +184,7 @@ class BinaryProblems:
         columns = []
         for k, posterior in enumerate(posteriors):
             mean, var, _ = posterior.marginals(rows.W)
-            cav = left_out(Sites(*rows.sites[k]), mean, var, rows.weight)
+            cav = cavity(Sites(*rows.sites[k]), mean, var, rows.weight)
             sign = self.signs(rows.y, 0) if self.n_posteriors == 1 else 1.0
             columns.append(self.factor.tilted(sign, cav.mean, cav.var + rows.extra_var).log_z)
         if len(columns) == 1:
@@ -480,9 +480,11 @@ def collect_part(part, message, model, classes):
 def leave_one_out_part(part, message, model, classes):
     """Return log probabilities (n,) of the own labels of a partition under cavities of the model.
 
-    They are normalised over the classes; `message` as for a pass.
+    They are normalised over the classes. `message` are the copies (n,) of each row that are taken
+    out, and what a pass is told.
     """
-    blocks = model.blocks(PassRows(*read_rows(part, classes), *message))
+    X, y, _ = read_rows(part, classes)
+    blocks = model.blocks(PassRows(X, y, *message))
     return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
@@ -555,10 +557,14 @@ class InducingEP:
         sums, each, _ = self.one_pass(model, sites)
         return PassState(model.prior, sums.gram, sums.shift, [r.sites for r in each])
 
-    def leave_one_out(self, model, sites):
-        """Return log probabilities (n,) of the rows' own labels under their cavities."""
-        each = self.run(leave_one_out_part, self.messages(sites), model, self.classes)
-        return np.concatenate(each)
+    def leave_one_out(self, model, sites, copies, of_part=leave_one_out_part):
+        """Return log probabilities (n,) of the rows' own labels under their cavities.
+
+        Of each row all `copies`, a list of (n_k,), are taken out; `of_part` may ask otherwise.
+        """
+        pairs = zip(copies, self.messages(sites), strict=True)
+        messages = [(taken, *message) for taken, message in pairs]
+        return np.concatenate(self.run(of_part, messages, model, self.classes))
 
     def messages(self, sites):
         """Return for each part its sites, what the rule keeps of its rows, and its place."""

@@ -72,7 +72,13 @@ from .learning import (
     learn_by_passes,
     learn_on_more_and_more_rows,
 )
-from .rows import PartitionedRows, distinct_rows, first_points, labels_and_copies
+from .rows import (
+    PartitionedRows,
+    all_copies_of_parts,
+    distinct_rows,
+    first_points,
+    labels_and_copies,
+)
 from .values import AveragedInducing, InducingGP, InducingPrior
 
 
@@ -407,14 +413,13 @@ def fit_inducing(plan, run, monitor):
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2), spread=plan.data.spread)
     if average is None:
+        how = own.model, own.state.sites, all_copies_of_parts(run, plan.data)
         if plan.tempered:
-            messages = ep.messages(own.state.sites)
-            each = ep.run(cavities_of_part, messages, own.model, ep.classes)
-            node, rows = np.concatenate(each, axis=1), labels_and_copies(run, plan.data)
+            node = ep.leave_one_out(*how, cavities_of_part).swapaxes(0, 1)
+            rows = *labels_and_copies(run, plan.data), np.concatenate(how[-1])
             told = left_out_classes(plan.labels.factor, [node], np.ones(1), rows, True)
             return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))
-        loo = ep.leave_one_out(own.model, own.state.sites)
-        return fit._replace(loo_proba=np.exp(loo))
+        return fit._replace(loo_proba=np.exp(ep.leave_one_out(*how)))
     own.log_evidence = average.log_evidence
     return fit._replace(**_mixed_nodes(plan, ep, average, own))
 
@@ -586,8 +591,9 @@ def _mixed_nodes(plan, ep, average, run):
     heaviest, weight = int(np.argmax(average.weight)), average.weight
     own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
     theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
-    loo = np.array([ep.leave_one_out(n.model, n.state.sites) for n in own])
-    log_weight = log_weights_without(weight, loo, labels_and_copies(ep.run, plan.data)[1])
+    copies = all_copies_of_parts(ep.run, plan.data)
+    loo = np.array([ep.leave_one_out(n.model, n.state.sites, copies) for n in own])
+    log_weight = log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
     mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]

@@ -180,6 +180,15 @@ def _told_of_part(part, _, classes):
     return np.asarray(y, dtype=np.intp), dense_copies(weight)
 
 
+def all_copies_of_parts(run, data):
+    """Return for each partition how many copies (n_k,) of each row and label there are in all."""
+    places = [0] * len(data.sizes)
+    keys = np.concatenate(run(keys_of_part, places, data.classes, data.units))
+    place = np.unique(keys, return_inverse=True)[1]
+    copies = np.bincount(place, labels_and_copies(run, data)[1])[place]
+    return np.split(copies, np.cumsum(data.sizes)[:-1])
+
+
 def keys_of_part(part, seed, classes, units):
     """Return the keys (n_k,) of the rows of a partition with their labels."""
     X, y, _ = read_rows(part, classes)

@@ -11,6 +11,7 @@ from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.row_parts import CheckedRows
 from .._base import (
+    all_copies,
     check_kernel,
     column_spread,
     draw_seed,
@@ -249,7 +250,7 @@ def _absorb_batch(stream, part, plan):
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
         result, state, model = ep.solve(state, **plan.sweeps)
-        log_p = ep.leave_one_out(model, state.sites)
+        log_p = ep.leave_one_out(model, state.sites, [all_copies(X, y, weight)])
     value = result.evaluation.record["log_evidence"]
     sums = dict(prior=state.prior, gram=state.gram.copy(), shift=state.shift.copy())
     log_terms = stream.log_terms + value - model.log_evidence

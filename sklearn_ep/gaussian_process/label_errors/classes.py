@@ -61,10 +61,10 @@ class ClassLabels:
         theta = ep.structure.evidence_gradient(state) if plan.learn else []
         return theta, 0.0, ep.factor.wrong_proba(update.tilted.log_z)
 
-    def left_out(self, plan, setting, y, result):
-        """Return what leaving each row out says of its label, and the probability it is wrong."""
+    def left_out(self, plan, setting, y, copies, result):
+        """Return what the others say of rows of so many copies, and which labels are wrong."""
         factor = self.factor(setting.rate, plan.noise)
-        log_p = factor.tilted(y, *class_cavity(result, plan.weight)[:2]).log_z
+        log_p = factor.tilted(y, *class_cavity(result, copies)[:2]).log_z
         return log_p[None], self.factor(setting.rate).wrong_proba(log_p)
 
     def posterior(self, plan, setting, state):

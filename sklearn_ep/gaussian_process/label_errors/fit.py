@@ -30,6 +30,7 @@ from ..._engine.hyper import (
 )
 from ..._engine.loop import SILENT, Result, Trace
 from .._base import (
+    all_copies,
     attributes_of_nodes,
     average_alone,
     fit_of_sites,
@@ -278,10 +279,11 @@ def _parts(problem, pairs, weight):
     # of labels that a kernel separates one side may take all weight, to the last digit
     pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
     weight, plan = weight[weight > 0], problem.plan
-    each = [plan.labels.left_out(plan, s, problem.y, r) for s, r in pairs]
+    rows = problem.y, all_copies(plan.X, problem.y, plan.weight)
+    each = [plan.labels.left_out(plan, s, *rows, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    logs = mixed_logs(weight, np.array(told), (problem.y, plan.weight))
+    logs = mixed_logs(weight, np.array(told), rows)
     return posteriors, weight, dict(loo_log=logs, wrong_proba=weight @ wrong)
 
 

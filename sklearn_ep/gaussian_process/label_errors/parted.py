@@ -13,8 +13,8 @@ from ..._engine.gaussian import ImproperPosterior, row_blocks
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
-from ..._engine.sites import Sites, cavity
-from .._base import evidence_at, fit_of_sites, watch_of_sweeps
+from ..._engine.sites import Sites, cavity, one_copy
+from .._base import evidence_at, fit_of_sites, log_sides, watch_of_sweeps
 from .._hyperparameters import EPNode
 from .._kernels import with_theta
 from ..inducing.ep import (
@@ -24,11 +24,19 @@ from ..inducing.ep import (
     evidence_gradient,
     leave_one_out_part,
 )
-from ..inducing.rows import PartitionedRows, dense_copies, read_rows
+from ..inducing.rows import PartitionedRows, all_copies_of_parts, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import LabelErrorPlan, Slopes
-from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
+from .rules import (
+    LabelErrorStep,
+    OfNoise,
+    Relaxed,
+    noisy_cavity,
+    noisy_marginals,
+    on_means,
+    on_noisy,
+)
 
 
 class RowLabels(NamedTuple):
@@ -60,35 +68,38 @@ def rate_slope_of_part(part, sites, model, classes):
     _, _, weight = read_rows(part, classes)
     labels = model.labels
     if isinstance(labels, BinaryProblems):
-        wrong = row_labels(part, (sites, None), model, classes, labels.rule.exponent).wrong_proba
+        message = weight, sites, None
+        wrong = row_labels(part, message, model, classes, labels.rule.exponent).wrong_proba
     else:
-        wrong = labels.factor.wrong_proba(leave_one_out_part(part, (sites,), model, classes))
+        told = one_copy(weight), sites
+        wrong = labels.factor.wrong_proba(leave_one_out_part(part, told, model, classes))
     return float(dense_copies(weight) @ (wrong - labels.factor.rate))
 
 
-def row_labels(part, message, model, classes, fraction=1.0):
+def row_labels(part, message, model, classes, fraction=None):
     """Return the `RowLabels` of a partition, under cavities that lack a fraction of the site.
 
-    `message` are the sites on t and what the rule keeps of the rows, or None.
+    None leaves rows out. `message` are the copies (n,) of each row that then go, the sites on t and
+    what the rule keeps of the rows, or None.
     """
-    X, y, weight = read_rows(part, classes)
-    (sites, memory), labels = message, model.labels
+    X, y, _ = read_rows(part, classes)
+    memory, labels, pieces = message[-1], model.labels, []
     rule, factor = labels.rule, labels.factor
-    if fraction != 1.0:
+    if fraction is not None:
         factor = factor.powered(fraction)
-    pieces = []
-    for _, seen, _ in model.blocks(PassRows(X, y, weight, sites, memory)):
+    for _, seen, _ in model.blocks(PassRows(X, y, *message)):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
-        own = on_noisy(Sites(*seen.sites[0]), noise)
+        on_t = Sites(*seen.sites[0])
+        own, without = on_noisy(on_t, noise), noisy_cavity(on_t, mean, var, seen.weight, noise)
         mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
-        cav = cavity(own, mean, var, fraction)
-        sides = [factor.tilted(s, cav.mean, cav.var).log_z for s in (-1.0, 1.0)]
+        cav = without if fraction is None else cavity(own, mean, var, fraction)
+        sides = log_sides(factor, cav.mean, cav.var)
         wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:
             resumed = rule.rule.resumed(seen.memory)
             relaxation = resumed(factor, sign, own, mean, var).relaxation
-        pieces.append(RowLabels(np.array(own), np.array(sides), wrong, relaxation))
+        pieces.append(RowLabels(np.array(own), sides, wrong, relaxation))
     return RowLabels.joined(pieces)
 
 
@@ -224,22 +235,23 @@ def fit_parted_errors(errors, run, monitor, k):
     result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
     model = result.evaluation.payload
     tell = _told_of_classes if plan.labels.joint else _told_of_signs
-    sites, more = tell(last[0], model, result.x)
+    sites, more = tell(last[0], model, result.x, all_copies_of_parts(run, errors.data))
     more = attributes_of_setting(setting, more.pop("relaxation"), path) | more
     ended = trace, end, replace(result, x=sites), setting.kernel
     posterior = errors.posterior((setting, model))
     return fit_of_sites(posterior, *ended, more, setting.points)
 
 
-def _told_of_signs(ep, model, x):
+def _told_of_signs(ep, model, x, copies):
     """Return sites on g (2, n), and what is told of each row of a binary problem, from sites x."""
-    messages = list(zip(x, ep.memory or [None] * len(x), strict=True))
+    messages = list(zip(copies, x, ep.memory or [None] * len(x), strict=True))
     told = RowLabels.joined(ep.run(row_labels, messages, model, ep.classes))._asdict()
     return told.pop("sites"), told
 
 
-def _told_of_classes(ep, model, x):
+def _told_of_classes(ep, model, x, copies):
     """Return sites (2, n, K), and the same of all classes jointly."""
-    told, sites = ep.leave_one_out(model, x), np.concatenate(x, axis=-1).transpose(1, 2, 0)
+    told = ep.leave_one_out(model, x, copies)
+    sites = np.concatenate(x, axis=-1).transpose(1, 2, 0)
     wrong = model.labels.factor.wrong_proba(told)
     return sites, dict(wrong_proba=wrong, relaxation=np.zeros(len(told)), loo_log=told[None])

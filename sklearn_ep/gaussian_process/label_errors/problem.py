@@ -13,9 +13,9 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
-from ..._engine.sites import Sites, cavity, left_out
+from ..._engine.sites import Sites, cavity
 from ..._estimator.averaged import AveragedPosterior
-from .._base import evidence_at, left_out_signs
+from .._base import evidence_at, log_sides
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     EPNode,
@@ -234,12 +234,11 @@ class BinaryLabels:
         cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
         return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
 
-    def left_out(self, plan, setting, sign, result):
-        """Return what leaving each row out says of its label, and the probability it is wrong."""
-        state, factor = result.evaluation.payload[0], LabelErrorStep(setting.rate)
-        cav = left_out(Sites(*result.x), state.mean, state.var, plan.weight)
+    def left_out(self, plan, setting, sign, copies, result):
+        """Return what the others say of rows of so many copies, and which labels are wrong."""
+        factor, cav = LabelErrorStep(setting.rate), result.evaluation.payload[0].left_out(copies)
         wrong = factor.wrong_proba(sign, cav.mean, cav.var)
-        return left_out_signs(factor, result, plan.weight), wrong
+        return log_sides(factor, cav.mean, cav.var), wrong
 
     def posterior(self, plan, setting, state):
         """Return what predicts."""

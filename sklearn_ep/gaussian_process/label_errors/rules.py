@@ -341,13 +341,23 @@ def noisy_marginals(precision, shift, noise, mean, var):
     return (mean + noise * shift) / left, noise / left + var / left**2, log_mass
 
 
+def noisy_cavity(sites, mean, var, copies, noise):
+    """Return the `Cavity` of g = f + noise without so many copies of sites on t.
+
+    mean and var (n,) are the marginals of f; the noise of a copy goes with it.
+    """
+    found = cavity(sites, mean, var, copies)
+    return found._replace(var=found.var + noise)
+
+
 @dataclass
 class LatentNoiseState:
     """Posterior of g = f + noise given all sites.
 
     `mean` and `var` (n,) are the marginals of g, of one copy of each row, `latent` is the state of
     the structure of f, `log_evidence` the log of the integral of prior times sites, and `extra_var`
-    0: the sites are on g itself. `weight`, `precision` and `shift` (n,) are copies and sites.
+    0: the sites are on g itself. `weight`, `precision`, `shift` and `noise` (n,) are copies, sites
+    and variances of the noise.
     """
 
     latent: Any
@@ -357,6 +367,7 @@ class LatentNoiseState:
     weight: np.ndarray
     precision: np.ndarray
     shift: np.ndarray
+    noise: Any
     extra_var: ClassVar[float] = 0.0
 
     @property
@@ -364,6 +375,11 @@ class LatentNoiseState:
         """Derivative of the log evidence in the noise of each row, at a fixed point, (n,)."""
         tau, alpha = self.precision, self.shift - self.precision * self.mean
         return 0.5 * self.weight * (alpha**2 - tau + tau**2 * self.var)
+
+    def left_out(self, copies):
+        """Return the `Cavity` of g without so many copies (n,) of each row."""
+        sites = on_means(Sites(self.precision, self.shift), self.noise)
+        return noisy_cavity(sites, self.latent.mean, self.latent.var, copies, self.noise)
 
 
 class LatentNoise:
@@ -387,7 +403,7 @@ class LatentNoise:
         inner = self.structure.posterior(precision / left, shift / left)
         mean, var, own = noisy_marginals(tau, nu, noise, inner.mean, inner.var)
         log_evidence = inner.log_evidence + weight @ own
-        return LatentNoiseState(inner, mean, var, log_evidence, weight, tau, nu)
+        return LatentNoiseState(inner, mean, var, log_evidence, weight, tau, nu, noise)
 
     def latent_covariance(self, state):
         """Return the posterior covariance (n, n) of f."""

@@ -1,0 +1,108 @@
+"""A row is left out with all its copies, be they weights or written out."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.metrics import log_loss
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+)
+
+N, CHECKED, WRONG = 50, 6, 0.1
+
+
+def process(**kwargs):
+    how = dict(optimizer=None, tol=1e-6, random_state=0)
+    return EPGaussianProcessClassifier(4.0 * RBF(2.0), **how, **kwargs)
+
+
+def relaxed(**kwargs):
+    how = dict(optimizer=None, label_noise=WRONG, random_state=0)
+    return RelaxedEPClassifier(4.0 * RBF(2.0), **how, **kwargs)
+
+
+def linear(**kwargs):
+    return ConvexVariationalLogistic(1.0, calibration=None, tol=1e-6, **kwargs)
+
+
+FITS = {
+    "process": (process, 2, 0.03),
+    "process, one against the rest": (process, 3, 0.03),
+    "process, all classes": (lambda: process(multi_class="joint"), 3, 0.03),
+    "process through points": (lambda: process(method="sparse", n_inducing=40), 2, 0.03),
+    "process through points, all classes": (
+        lambda: process(method="sparse", n_inducing=40, multi_class="joint"),
+        3,
+        0.03,
+    ),
+    "label errors": (relaxed, 2, 0.06),
+    "label errors through points": (lambda: relaxed(n_inducing=40), 2, 0.06),
+    "linear": (linear, 2, 0.03),
+    "linear, all classes": (lambda: linear(multi_class="joint"), 3, 0.03),
+}
+
+
+def data(n_classes, seed=0):
+    X, y = make_classification(
+        N, 4, n_informative=4, n_redundant=0, n_classes=n_classes, flip_y=0.1,
+        n_clusters_per_class=1, random_state=seed,
+    )  # fmt: skip
+    return X, y, np.random.default_rng(seed).integers(1, 4, N).astype(float)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_probability_of_a_row_left_out_is_that_of_a_fit_without_its_copies(name):
+    make, n_classes, tolerance = FITS[name]
+    X, y, weight = data(n_classes)
+    loo = np.atleast_2d(make().fit(X, y, weight).loo_proba_)
+    for i in np.argsort(-weight, kind="stable")[:CHECKED]:
+        kept = np.arange(N) != i
+        fit = make().fit(X[kept], y[kept], weight[kept])
+        proba = fit.predict_proba(X[[i]])[0, y[i]]
+        if name.startswith("label errors"):  # of the label that is seen
+            proba = WRONG + (1.0 - 2.0 * WRONG) * proba
+        if len(loo) > 1:  # each problem tells its own label, not normalised over the classes
+            latent = loo[:, i][y[i]] / (loo[:, i][y[i]] + np.sum(1.0 - np.delete(loo[:, i], y[i])))
+            assert latent == pytest.approx(proba, abs=2 * tolerance)
+        else:
+            assert loo[0, i] == pytest.approx(proba, abs=tolerance), weight[i]
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_copies_that_are_written_out_go_with_their_row(name):
+    make, n_classes, _ = FITS[name]
+    X, y, weight = data(n_classes)
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(N), weight.astype(int)))
+    loo = make().fit(X, y, weight).loo_proba_
+    repeated = make().fit(X[order], y[order]).loo_proba_
+    np.testing.assert_allclose(repeated, loo[..., order], rtol=1e-3, atol=1e-5)
+
+
+def test_copies_in_other_partitions_go_too():
+    X, y, weight = data(2)
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(N), weight.astype(int)))
+    one, three = (
+        process(method="sparse", n_inducing=40, n_partitions=k).fit(X[order], y[order]).loo_proba_
+        for k in (1, 3)
+    )
+    np.testing.assert_allclose(three, one, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [EPGaussianProcessClassifier, ConvexVariationalLogistic])
+@pytest.mark.parametrize("seed", range(2))
+def test_three_copies_of_each_row_do_not_make_predictions_certain(make, seed):
+    """With one copy left out the log loss of the process is 1.6 and 1.1, .65 and .43 without."""
+    X, y = make_classification(
+        1150, 20, n_informative=5, n_redundant=0, n_classes=3, flip_y=0.1,
+        n_clusters_per_class=1, random_state=seed,
+    )  # fmt: skip
+    X, y, new, told = X[:150], y[:150], X[150:], y[150:]
+    single, three = (
+        log_loss(told, make(random_state=0).fit(X, y, np.full(150, w)).predict_proba(new))
+        for w in (1.0, 3.0)
+    )
+    assert three < single + 0.1
