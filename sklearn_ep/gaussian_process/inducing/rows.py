@@ -180,12 +180,17 @@ def _told_of_part(part, _, classes):
     return np.asarray(y, dtype=np.intp), dense_copies(weight)
 
 
+def copies_of_keys(keys, weight):
+    """Return how many copies (n,) there are of each row with these keys."""
+    place = np.unique(keys, return_inverse=True)[1]
+    return np.bincount(place, weight)[place]
+
+
 def all_copies_of_parts(run, data):
     """Return for each partition how many copies (n_k,) of each row and label there are in all."""
     places = [0] * len(data.sizes)
     keys = np.concatenate(run(keys_of_part, places, data.classes, data.units))
-    place = np.unique(keys, return_inverse=True)[1]
-    copies = np.bincount(place, labels_and_copies(run, data)[1])[place]
+    copies = copies_of_keys(keys, labels_and_copies(run, data)[1])
     return np.split(copies, np.cumsum(data.sizes)[:-1])
 
 

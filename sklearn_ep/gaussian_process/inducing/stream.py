@@ -11,7 +11,6 @@ from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.row_parts import CheckedRows
 from .._base import (
-    all_copies,
     check_kernel,
     column_spread,
     draw_seed,
@@ -24,7 +23,14 @@ from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import PassRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
-from .rows import Units, choose_inducing_points, describe, first_points, standard_keys
+from .rows import (
+    Units,
+    choose_inducing_points,
+    copies_of_keys,
+    describe,
+    first_points,
+    standard_keys,
+)
 from .values import InducingPrior, grown, rebase
 
 
@@ -250,7 +256,8 @@ def _absorb_batch(stream, part, plan):
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
         result, state, model = ep.solve(state, **plan.sweeps)
-        log_p = ep.leave_one_out(model, state.sites, [all_copies(X, y, weight)])
+        copies = copies_of_keys(row_keys(X, stream.seed, y), weight)
+        log_p = ep.leave_one_out(model, state.sites, [copies])
     value = result.evaluation.record["log_evidence"]
     sums = dict(prior=state.prior, gram=state.gram.copy(), shift=state.shift.copy())
     log_terms = stream.log_terms + value - model.log_evidence
