@@ -413,10 +413,11 @@ def fit_inducing(plan, run, monitor):
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2), spread=plan.data.spread)
     if average is None:
-        how = own.model, own.state.sites, all_copies_of_parts(run, plan.data)
+        copies = all_copies_of_parts(run, plan.data)
+        how = own.model, own.state.sites, copies
         if plan.tempered:
             node = ep.leave_one_out(*how, cavities_of_part).swapaxes(0, 1)
-            rows = *labels_and_copies(run, plan.data), np.concatenate(how[-1])
+            rows = *labels_and_copies(run, plan.data), np.concatenate(copies)
             told = left_out_classes(plan.labels.factor, [node], np.ones(1), rows, True)
             return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))
         return fit._replace(loo_proba=np.exp(ep.leave_one_out(*how)))

@@ -90,10 +90,13 @@ def row_labels(part, message, model, classes, fraction=None):
     for _, seen, _ in model.blocks(PassRows(X, y, *message)):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
-        on_t = Sites(*seen.sites[0])
-        own, without = on_noisy(on_t, noise), noisy_cavity(on_t, mean, var, seen.weight, noise)
-        mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
-        cav = without if fraction is None else cavity(own, mean, var, fraction)
+        on_t, of_f = Sites(*seen.sites[0]), (mean, var)
+        own = on_noisy(on_t, noise)
+        mean, var, _ = noisy_marginals(own.precision, own.shift, noise, *of_f)
+        if fraction is None:
+            cav = noisy_cavity(on_t, *of_f, seen.weight, noise)
+        else:
+            cav = cavity(own, mean, var, fraction)
         sides = log_sides(factor, cav.mean, cav.var)
         wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:
