@@ -94,6 +94,13 @@ def test_copies_that_are_written_out_go_with_their_row(name):
     np.testing.assert_allclose(repeated, loo[..., order], rtol=1e-3, atol=1e-5)
 
 
+def test_copies_are_found_beside_a_column_that_is_far_larger():
+    X, y = (np.concatenate([each, each]) for each in data(2)[:2])
+    large = np.column_stack([X, np.full(len(X), 1e14)])
+    alone, beside = (process().fit(rows, y).loo_proba_ for rows in (X, large))
+    np.testing.assert_allclose(beside, alone, atol=1e-8)
+
+
 def test_copies_in_other_partitions_go_too():
     X, y, weight = data(2)
     order = np.random.default_rng(1).permutation(np.repeat(np.arange(N), weight.astype(int)))

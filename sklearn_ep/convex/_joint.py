@@ -35,7 +35,13 @@ from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
-from ._problem import Problem, evidence_probes, rows_and_prior, single_node
+from ._problem import (
+    Problem,
+    evidence_probes,
+    of_all_class_rows,
+    rows_and_prior,
+    single_node,
+)
 from ._systems import with_ones
 
 
@@ -200,7 +206,7 @@ def fit_joint(problem, y, monitor, k):
         average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
-    return fit._replace(attributes=problem.rows.copies.of_class_rows(attributes, x))
+    return fit._replace(attributes=of_all_class_rows(problem.rows.copies, attributes, x))
 
 
 def _fit_exact(problem, y, monitor):

@@ -13,7 +13,7 @@ from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
-from .._engine.left_out import LeftOut, Priors
+from .._engine.left_out import LeftOut, Priors, find_copies
 from .._engine.partition import fit_token
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
 from .._estimator.fitting import BinaryFit
@@ -161,7 +161,7 @@ def fit_exact(problem, sign, monitor, k):
     )
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
-    attributes = rows.copies.of_rows(attributes)
+    attributes = _of_all_rows(rows.copies, attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -179,7 +179,7 @@ def fit_sampled(problem, sign, monitor, k):
         left_out=rows_at_scales(problem.scales, *form(own, *at)),
     )
     posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
-    attributes = memory.copies.of_rows(attributes)
+    attributes = _of_all_rows(memory.copies, attributes)
     return _finished(posterior, result, log_evidence, attributes)
 
 
@@ -233,68 +233,32 @@ def _finished(posterior, result, log_evidence, attributes):
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
-@dataclass
-class Copies:
-    """Which rows are copies of which: equal rows as one of so many copies, in an order of its own.
+def _of_all_rows(copies, attributes):
+    """Return the attributes of a `BinaryFit` to merged rows for all rows.
 
     A row is left out with all its copies. Where variances are sampled, solves end at a tolerance,
     and learning turns differences at the level of rounding into visible ones; so do the sites of
     several classes. With rows merged and sorted, weights and repeated rows, in any order, are one
     problem to the last bit.
-
-    first (m,) are the rows that stand for theirs, group (n,) says for each row which of them does,
-    weight (m,) is that of all copies and share (n,) that of each row in it.
     """
-
-    first: np.ndarray
-    group: np.ndarray
-    weight: np.ndarray
-    share: np.ndarray
-
-    def of_rows(self, attributes):
-        """Return the attributes of a `BinaryFit` to merged rows for all rows."""
-        scale, *each = attributes["left_out"]
-        new = dict(
-            site_precision=attributes["site_precision"][..., self.group] * self.share,
-            marginal_variance=attributes["marginal_variance"][..., self.group],
-            left_out=LeftOut(scale, *(values[..., self.group] for values in each)),
-        )
-        return attributes | new
-
-    def of_class_rows(self, attributes, sites):
-        """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
-
-        A row gets those of all its copies.
-        """
-        own = self.weight[self.group] * self.share
-        precision, shift = (x.T[:, self.group] * own for x in sites)
-        new = self.of_rows(attributes | dict(site_precision=sites[0].T))
-        return new | dict(site_precision=precision, site_shift=shift)
+    scale, *each = attributes["left_out"]
+    new = dict(
+        site_precision=attributes["site_precision"][..., copies.group] * copies.share,
+        marginal_variance=attributes["marginal_variance"][..., copies.group],
+        left_out=LeftOut(scale, *(values[..., copies.group] for values in each)),
+    )
+    return attributes | new
 
 
-def find_copies(X, y, weight):
-    """Return the `Copies` among rows X (n, d), dense or CSR, of classes y with weight (n,) each."""
-    key = X @ np.random.RandomState(0).standard_normal(X.shape[1])
-    order = np.argsort(key, kind="stable")
-    # so far apart, relative to the largest, products are surely those of different rows
-    apart = np.diff(key[order], prepend=-np.inf) > 1e-12 * np.max(np.abs(key), initial=1.0)
-    near = np.cumsum(apart)
-    sort = np.lexsort((y[order], near))
-    order, near = order[sort], near[sort]
-    new = (np.diff(near, prepend=-1) > 0) | (np.diff(y[order], prepend=-1) != 0)
-    doubtful = np.flatnonzero(~new)
-    new[doubtful] = _differ(X, order[doubtful], order[doubtful - 1])
-    group = np.empty(len(y), dtype=np.intp)
-    group[order] = np.cumsum(new) - 1
-    total = np.bincount(group, weights=weight)
-    return Copies(order[new], group, total, weight / total[group])
+def of_all_class_rows(copies, attributes, sites):
+    """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
 
-
-def _differ(X, rows, others):
-    """Return whether pairs of rows differ at all."""
-    if not sp.issparse(X):
-        return np.any(X[rows] != X[others], axis=1)
-    return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
+    A row gets those of all its copies.
+    """
+    own = copies.of_each * copies.share
+    precision, shift = (x.T[:, copies.group] * own for x in sites)
+    new = _of_all_rows(copies, attributes | dict(site_precision=sites[0].T))
+    return new | dict(site_precision=precision, site_shift=shift)
 
 
 def rows_and_prior(estimator, training):

@@ -21,6 +21,7 @@ from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
+from .._engine.left_out import find_copies
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._engine.sites import one_copy
@@ -36,7 +37,6 @@ from .._estimator.row_parts import (
 from ._calibration import noise_temper
 from ._double_loop import not_lower
 from ._parameters import SitePrior
-from ._problem import find_copies
 from ._sites import LaplaceSite
 from ._systems import (
     TINY,

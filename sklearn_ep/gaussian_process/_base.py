@@ -34,6 +34,7 @@ from .._engine.left_out import (
     LogPrior,
     calibrated,
     class_moments,
+    find_copies,
     log_weights_without,
 )
 from .._engine.likelihoods import LIKELIHOODS
@@ -133,8 +134,7 @@ def all_copies(X, y, weight):
     """Return how many copies (n,) of each row and label there are; of objects those of weights."""
     if not np.issubdtype(X.dtype, np.number):
         return weight
-    place = np.unique(np.column_stack([X, y]), axis=0, return_inverse=True)[1]
-    return np.bincount(place, weight)[place]
+    return find_copies(X, y, weight).of_each
 
 
 def share_of_copies(weight, rows):

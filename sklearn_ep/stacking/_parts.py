@@ -12,7 +12,7 @@ from sklearn.preprocessing import SplineTransformer, StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter, validate_data
 
-from .._engine.left_out import ClassRows, LogPrior, calibrated
+from .._engine.left_out import ClassRows, LogPrior, calibrated, find_copies
 from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
@@ -93,8 +93,7 @@ class ProcessWithIntercept(EPGaussianProcessClassifier):
         if len(self.classes_) == 2 and self.method_ == "dense":
             seen = np.isfinite(self.loo_proba_)
             odds, copies = _log_odds(self.loo_proba_[seen]), self._plan.weight
-            place = np.unique(self._plan.X, axis=0, return_inverse=True)[1]
-            alone = np.bincount(place, copies)[place] <= 1.0
+            alone = find_copies(self._plan.X, np.zeros(len(odds)), copies).of_each <= 1.0
             log_p = log_expit(np.column_stack([odds, -odds])[alone])
             rows = ClassRows(log_p, np.zeros(len(log_p), int), copies[alone])
             self.odds_slope_ = float(calibrated((LogPrior(self._spread_of_slope),), rows).scale[0])

@@ -9,6 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.utils import check_array
 
 from ..._engine.gaussian import libraries, row_blocks
+from ..._engine.left_out import copies_of_keys
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.checks import warn_of_spreads
@@ -178,12 +179,6 @@ def labels_and_copies(run, data):
 def _told_of_part(part, _, classes):
     _, y, weight = read_rows(part, classes)
     return np.asarray(y, dtype=np.intp), dense_copies(weight)
-
-
-def copies_of_keys(keys, weight):
-    """Return how many copies (n,) there are of each row with these keys."""
-    place = np.unique(keys, return_inverse=True)[1]
-    return np.bincount(place, weight)[place]
 
 
 def all_copies_of_parts(run, data):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._engine.left_out import copies_of_keys
 from ..._engine.loop import SILENT, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
@@ -26,7 +27,6 @@ from .learning import STEP_RULES, Hyperparameters
 from .rows import (
     Units,
     choose_inducing_points,
-    copies_of_keys,
     describe,
     first_points,
     standard_keys,
