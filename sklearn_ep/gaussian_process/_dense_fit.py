@@ -441,15 +441,15 @@ def _best_of(walked, near, share):
 def _with_all_rows(nodes, share, level, isotropic):
     """Return the `Level` of all rows from that of a share of them, or None.
 
-    The search starts from the `isotropic` mode of all rows with the ratios of lengths of some,
-    whose expected curvature is in proportion. That of all lengths together is then made right:
-    volumes come out within some tenths of a nat, without a product of n^3 for each column.
+    The search starts from the lengths of some, whose expected curvature is in proportion, and the
+    `isotropic` variance of all rows: their common length is too short where few columns count. That
+    of all lengths together is then made right: volumes come out within some tenths of a nat,
+    without a product of n^3 for each column.
     """
     scales, expected = nodes.space, level.expected / share
     own = Deviations(nodes.problem, LengthSpace(scales.kernel, scales, level.nodes.space.s))
     lengths, theta = scales.lengths, isotropic.payload.point.copy()
-    apart = level.mode.payload.point[lengths]
-    theta[lengths] += apart - apart.mean()
+    theta[lengths] = level.mode.payload.point[lengths]
     mode = own.mode_from(isotropic, expected, theta)
     if mode is None:
         return None
