@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from asked_twice import is_asked_twice
 from threadpoolctl import threadpool_limits
 
 
@@ -10,20 +11,8 @@ from threadpoolctl import threadpool_limits
 def pytest_collection_modifyitems(items):
     """Leave to the nightly job the common checks that others ask in less time."""
     for item in items:
-        if "test_common" in item.name and is_asked_twice(item.name):
+        if item.name.startswith("test_common[") and is_asked_twice(item.name):
             item.add_marker(pytest.mark.slow)
-
-
-def is_asked_twice(name):
-    """Return whether a common check takes long and others ask the same.
-
-    Weights of classes are those of rows, for which minibatches would run a thousand epochs. Rows
-    in a file, in single precision and of sparse arrays have checks that stay.
-    """
-    if "check_class_weight_classifiers" in name:
-        return any(k in name for k in ("adam", "ProcessClassifier()", "VariationalLogistic()"))
-    same = "check_classifiers_train(readonly_memmap", "check_estimator_sparse_matrix"
-    return any(check in name for check in same)
 
 
 @pytest.fixture(scope="session", autouse=True)

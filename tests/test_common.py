@@ -1,7 +1,10 @@
 """scikit-learn's own checks on several settings of every estimator."""
 
+import re
+
 import pytest
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from asked_twice import OF_INPUT, is_asked_twice
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 from sklearn_ep import (
     BayesianStackingClassifier,
@@ -28,13 +31,15 @@ SETTINGS = [
         batch_size=10,
         site_memory="average",
         optimizer="adam",
-        max_iter=5,
+        max_iter=2,
         random_state=0,
     ),
     RelaxedEPClassifier(),
     RelaxedEPClassifier(**SPARSE, optimizer=None),
     SpikeSlabRegressor(),
+    SpikeSlabRegressor(noise_variance=0.5, prior_inclusion=0.3, slab_variance=1.0),
     SpikeSlabClassifier(),
+    SpikeSlabClassifier(hyperparameters="mode", prior_inclusion=0.3, slab_variance=1.0),
     CVL(),
     CVL(prior="laplace"),
     CVR(),
@@ -42,7 +47,8 @@ SETTINGS = [
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=2),
     BayesianStackingClassifier(
-        [("process", GP(**SPARSE, optimizer=None)), ("linear", CVL(1.0))], random_state=0
+        [("process", GP(**SPARSE, optimizer=None)), ("linear", CVL(1.0, calibration=None))],
+        random_state=0,
     ),
 ]
 MORE_SETTINGS = [
@@ -122,6 +128,28 @@ def expected_failed_checks(estimator):
 @parametrize_with_checks(SETTINGS, expected_failed_checks=expected_failed_checks)
 def test_common(estimator, check):
     check(estimator)
+
+
+def names_of_checks(estimator):
+    """Return the names that pytest gives to the checks of a setting."""
+    setting = re.sub(r"\s", "", str(estimator))
+    for _, check in estimator_checks_generator(estimator):
+        options = ",".join(f"{k}={v}" for k, v in getattr(check, "keywords", {}).items())
+        name = getattr(check, "func", check).__name__
+        yield f"test_common[{setting}-{name}{options and f'({options})'}]"
+
+
+def test_what_is_asked_once_is_asked_of_each_estimator(request):
+    kinds = {}
+    for estimator in SETTINGS:
+        for name in names_of_checks(estimator):
+            check = name.rpartition("-")[2].removesuffix("]")
+            asked = kinds.setdefault((type(estimator), check), [])
+            asked.append(not is_asked_twice(name))
+    assert {check for _, check in kinds} >= OF_INPUT
+    assert all(any(asked) for (_, check), asked in kinds.items() if check in OF_INPUT)
+    # a default is asked all else
+    assert all(asked[0] for (_, check), asked in kinds.items() if "proba" in check)
 
 
 @pytest.mark.slow
