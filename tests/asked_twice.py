@@ -31,7 +31,7 @@ OF_INPUT = {
 # The setting of each estimator that fits fastest; others of the same estimator are not asked.
 ASKED = (
     "EPGaussianProcessClassifier(method='sparse'",
-    "RelaxedEPClassifier(method='sparse'",
+    "RelaxedEPClassifier(label_noise",
     "SpikeSlabRegressor(noise_variance",
     "SpikeSlabClassifier(hyperparameters='mode'",
     "ConvexVariationalLogistic(prior='laplace'",

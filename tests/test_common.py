@@ -35,7 +35,7 @@ SETTINGS = [
         random_state=0,
     ),
     RelaxedEPClassifier(),
-    RelaxedEPClassifier(**SPARSE, optimizer=None),
+    RelaxedEPClassifier(**SPARSE, label_noise=0.05, optimizer=None),
     SpikeSlabRegressor(),
     SpikeSlabRegressor(noise_variance=0.5, prior_inclusion=0.3, slab_variance=1.0),
     SpikeSlabClassifier(),
@@ -47,7 +47,10 @@ SETTINGS = [
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=2),
     BayesianStackingClassifier(
-        [("process", GP(**SPARSE, optimizer=None)), ("linear", CVL(1.0, calibration=None))],
+        [
+            ("process", GP(**SPARSE, optimizer=None)),
+            ("linear", CVL(1.0, calibration=None, multi_class="one_vs_rest")),
+        ],
         random_state=0,
     ),
 ]

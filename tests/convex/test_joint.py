@@ -37,7 +37,7 @@ def test_the_posterior_is_that_of_long_sampling():
     posterior = est._posteriors[0]
     size = posterior.mean.size
     lower = np.linalg.cholesky(posterior.spread.array.reshape(size, size))
-    z = rng.standard_t(8, size=(100_000, size))
+    z = rng.standard_t(8, size=(40_000, size))
     draws = posterior.mean.ravel() + 1.1 * z @ lower.T
     W = draws.reshape(-1, 3, 2)
     log_p = log_softmax(np.einsum("scd,nd->snc", W, X), axis=2)[:, np.arange(30), y].sum(1)
@@ -259,19 +259,19 @@ SLOW = pytest.mark.slow
 )
 def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight):
     """Given the sites, everything that draws tell is known from the matrix of all classes."""
-    (X, y), K, k = toy(60, 3, d=40, seed=8), 3, 1200
+    (X, y), K, k, q = toy(60, 3, d=24, seed=8), 3, 1200, 25
     kw = dict(multi_class="joint", variance="calibrated", random_state=0, tol=1e-8)
     est = plain_logistic(prior, n_variance_samples=k, **kw).fit(X, y, np.full(60, weight))
-    spread, n_weights = est._posteriors[0].spread, 41 * K
+    spread, n_weights = est._posteriors[0].spread, q * K
     system = spread.system
     B, d = system.design.B, system.precision
     T = np.einsum("nc,cj->ncj", d, np.eye(K)) - np.einsum("nc,nj->ncj", d, d / d.sum(1)[:, None])
     A = np.einsum("nq,ncj,np->qcpj", B, T, B, optimize=True).reshape(n_weights, n_weights)
     A[np.diag_indices(n_weights)] += system.diagonal
     cov = np.linalg.inv(A)
-    classes = cov.reshape(41, K, 41, K)
+    classes = cov.reshape(q, K, q, K)
 
-    own = np.diag(cov).reshape(41, K).T[:, :-1]
+    own = np.diag(cov).reshape(q, K).T[:, :-1]
     error = 1 / np.sqrt(0.5 * k)
     assert abs(np.mean(est.coef_std_**2 / own) - 1) < 3 * error / np.sqrt(own.size)
     np.testing.assert_allclose(est.coef_std_**2, own, rtol=4.5 * error)
@@ -297,14 +297,14 @@ def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight)
     assert abs(told.sum() / left.sum() - 1) < 0.01
     copy = d / weight
     link = copy - copy**2 / copy.sum(1, keepdims=True)
-    without = system.preconditioner.reshape(41, K)[None] - link[:, None] * B[:, :, None] ** 2
+    without = system.preconditioner.reshape(q, K)[None] - link[:, None] * B[:, :, None] ** 2
     j = np.sum(B[:, :, None] ** 2 / without, axis=1)
     inverse = 1 / j
     seen = np.einsum("nc,ncc->n", inverse, rows)
     seen -= np.einsum("nc,nj,ncj->n", inverse, inverse / inverse.sum(1)[:, None], rows)
     level = weight * seen.sum() / ((weight - 1) * (K - 1) * 60 + left.sum())
     np.testing.assert_allclose(
-        spread.of_rows * system.preconditioner.reshape(41, K), level, rtol=0.02
+        spread.of_rows * system.preconditioner.reshape(q, K), level, rtol=0.02
     )
 
 
@@ -388,7 +388,8 @@ def test_too_many_rows_and_classes_for_a_joint_fit_are_told(monkeypatch):
     X = np.random.default_rng(0).normal(size=(60, 2))
     y = np.arange(60) % 5
     for asked, got in (("joint", "joint"), ("one_vs_rest", "one_vs_rest")):
-        assert ConvexVariationalLogistic(multi_class=asked).fit(X, y).multi_class_ == got
+        clf = ConvexVariationalLogistic(1.0, calibration=None, multi_class=asked)
+        assert clf.fit(X, y).multi_class_ == got
     with pytest.warns(UserWarning, match="5 classes of 60 rows are fitted one against the rest"):
         clf = ConvexVariationalLogistic().fit(X, y)
     assert clf.multi_class_ == "one_vs_rest"
@@ -396,13 +397,13 @@ def test_too_many_rows_and_classes_for_a_joint_fit_are_told(monkeypatch):
 
 def test_many_classes_take_no_memory_of_rows_times_squared_classes(monkeypatch):
     """As 800 rows of 400 classes do at the limit that holds: 1 GiB for each of several matrices."""
-    n, n_classes = 400, 50
+    n, n_classes = 240, 40
     monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_PAIRS", n * n_classes**2 // 4)
     X, y = np.random.default_rng(0).normal(size=(n, 2)), np.arange(n) % n_classes
     clf = ConvexVariationalLogistic(1.0, calibration=None)
     tracemalloc.start()
     try:
-        with pytest.warns(UserWarning, match="50 classes of 400 rows.* one against the rest.*GiB"):
+        with pytest.warns(UserWarning, match="40 classes of 240 rows.* one against the rest.*GiB"):
             clf.fit(X, y)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

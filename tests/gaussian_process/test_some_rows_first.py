@@ -59,7 +59,7 @@ def test_weights_choose_as_repeated_rows_where_these_are_many(kind, n_classes, h
 
 
 def test_neither_order_nor_units_nor_repetition_change_it(data):
-    X, y = data
+    X, y = data[0][:200], data[1][:200]
     first, order = fit(X, y), np.random.default_rng(0).permutation(len(y))
     moved = fit(X[order], y[order])
     np.testing.assert_allclose(moved.predict_proba(X), first.predict_proba(X), atol=1e-6)
@@ -159,10 +159,14 @@ def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged):
     assert loss[201] < loss[200] + 0.01 and loss[300] < loss[201]
 
 
-def test_points_of_several_classes_do_not_fit_noise(monkeypatch):
+DENSE_LOSS = 1.1148  # of the next test with 300 rows
+
+
+@pytest.mark.parametrize("n", [pytest.param(300, marks=pytest.mark.slow), 301])
+def test_points_of_several_classes_do_not_fit_noise(n, monkeypatch):
     """Classes are quarters of a number, the rest of its row a noisy mixture of two bumps.
 
-    Along the evidence of EP the log loss is 1.23 there, the dense fit has 1.11.
+    Along the evidence of EP the log loss is 1.23 there, more than the dense fit has.
     """
     monkeypatch.setattr(LIMITS, "averaged", 300)
     monkeypatch.setattr(LIMITS, "first_rows", 240)
@@ -172,16 +176,16 @@ def test_points_of_several_classes_do_not_fit_noise(monkeypatch):
     X = u * bumps[k] + (1.0 - u) * bumps[(k + 1) % 3] + rng.standard_normal((2000, 21))
     X = (X - X.mean(0)) / X.std(0)
     y, X = np.digitize(X[:, 10], np.quantile(X[:, 10], [0.25, 0.5, 0.75])), np.delete(X, 10, 1)
-    loss = []
-    for n in (300, 301):
-        clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
-        assert clf.method_ == ("dense" if n == 300 else "sparse")
-        loss.append(-np.mean(np.log(clf.predict_proba(X[400:])[np.arange(1600), y[400:]])))
-    assert loss[1] < loss[0] + 0.02
+    clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
+    loss = -np.mean(np.log(clf.predict_proba(X[400:])[np.arange(1600), y[400:]]))
+    if n == 300:
+        assert clf.method_ == "dense" and loss == pytest.approx(DENSE_LOSS, abs=1e-3)
+    else:
+        assert clf.method_ == "sparse" and loss < DENSE_LOSS + 0.02
 
 
 def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
-    X, y = data
+    X, y = data[0][:240], data[1][:240]
     first, order = default_fit(X, y).predict_proba(X), np.random.default_rng(0).permutation(len(y))
     moved = default_fit(X[order], y[order]).predict_proba(X)
     parts = default_fit([(X[order[:100]], y[order[:100]]), (X[order[100:]], y[order[100:]])])
@@ -216,24 +220,26 @@ def test_other_units_or_rows_start_as_a_first_fit_does(data, few_are_averaged, u
     np.testing.assert_allclose(warm.predict_proba(unit * X), cold.predict_proba(unit * X))
 
 
-def test_several_classes_learn_apart_and_end_jointly(few_are_averaged):
+def test_several_classes_learn_apart_and_end_jointly(monkeypatch):
+    monkeypatch.setattr(LIMITS, "averaged", 140)
+    monkeypatch.setattr(LIMITS, "first_rows", 100)
     rng = np.random.default_rng(0)
     X = rng.standard_normal((900, 4))
     y = np.argmax(2.0 * np.c_[np.sin(2.0 * X[:, 0]), X[:, 1], np.zeros(900)], axis=1)
     loss = {}
-    for n in (200, 201):
+    for n in (140, 141):
         clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
         loss[n] = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(600), y[300:]]))
         assert clf.multi_class_ == "joint" and clf.converged_
-    assert clf.method_ == "sparse" and clf.site_precision_.shape == (3, 201)
+    assert clf.method_ == "sparse" and clf.site_precision_.shape == (3, 141)
     lengths = clf.kernel_.k2.length_scale
     assert min(lengths[2:]) > 1.5 * max(lengths[:2])
-    assert loss[201] < loss[200] + 0.02
+    assert loss[141] < loss[140] + 0.02
     before = clf.predict_proba(X[300:])
     np.testing.assert_allclose(clf.log_marginal_likelihood(clf.kernel_.theta), clf.log_evidence_)
-    again = clf.set_params(warm_start=True).fit(X[:201], y[:201]).predict_proba(X[300:])
+    again = clf.set_params(warm_start=True).fit(X[:141], y[:141]).predict_proba(X[300:])
     assert np.mean(np.abs(again - before)) < 0.02
-    more = clf.partial_fit(X[201:300], y[201:300])
+    more = clf.partial_fit(X[141:200], y[141:200])
     assert more.multi_class_ == "joint" and np.all(np.isfinite(more.predict_proba(X[300:])))
 
 
