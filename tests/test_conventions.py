@@ -130,15 +130,15 @@ def test_groups_are_a_column_or_are_routed(routing):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fitted_estimator_shows_itself_in_a_notebook(name):
     estimator = getattr(sklearn_ep, name)()
-    rows = pd.DataFrame(X, columns=["<q>", "b", "c"])
-    html = estimator.fit(rows, response_of(estimator))._repr_html_()
+    rows, y = pd.DataFrame(X[:24], columns=["<q>", "b", "c"]), response_of(estimator)[:24]
+    html = estimator.fit(rows, y)._repr_html_()
     assert name in html and "<q>" not in html
     addresses = set(re.findall(r'href="(http[^"]*)"', html))
     own = "https://github.com/sklearn-ep/sklearn-ep/blob/main/sklearn_ep/"
     assert all(address.startswith(("https://scikit-learn.org/", own)) for address in addresses)
     if hasattr(estimator, "set_callbacks"):  # scikit-learn 1.9, whose view shows what they mean
         assert all(f"--doc-link-{k};" in html for k in estimator.get_params(deep=False))
-    last = make_pipeline(StandardScaler(), clone(estimator)).fit(X, response_of(estimator))
+    last = make_pipeline(StandardScaler(), clone(estimator)).fit(X[:24], y)
     assert name in last._repr_html_()
 
 
@@ -176,8 +176,16 @@ def test_tables_of_all_kinds_are_fitted_as_arrays(name, kind):
     assert_allclose(told_by(fitted, table), told_by(clone(estimator).fit(X, y), X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("column", ["school", 1, ["school"]])
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        *(("school", kind) for kind in KINDS),
+        (1, "polars"),
+        (["school"], "pyarrow"),
+        *(pytest.param(1, kind, marks=NIGHTLY) for kind in ("pandas", "pyarrow")),
+        *(pytest.param(["school"], kind, marks=NIGHTLY) for kind in ("pandas", "polars")),
+    ],
+)
 def test_groups_are_a_column_of_a_table_of_any_kind(column, kind):
     columns = {"a": X[:, 0], "school": GROUP.tolist(), "c": X[:, 2]}
     table, y = table_of(kind, columns), (Z > 0).astype(int)

@@ -82,30 +82,30 @@ def test_only_compat_imports_private_parts_of_sklearn():
             assert parts[0] != "sklearn" or not any(p.startswith("_") for p in parts[1:]), path
 
 
-def run_alone(code):
-    """What a fresh interpreter prints, and its complaints."""
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip(), done.stderr
-
-
-def test_import_is_silent_and_light():
+@pytest.fixture(scope="module")
+def alone():
+    """What a fresh interpreter prints of its imports, line by line, and its complaints."""
     optional = "{'matplotlib', 'pandas', 'dask', 'distributed', 'rich', 'polars'}"
     code = (
-        "import sys, sklearn.gaussian_process, sklearn.linear_model; before = set(sys.modules);"
-        "from sklearn_ep import *; new = {m.split('.')[0] for m in set(sys.modules) - before};"
+        "import sys, sklearn.gaussian_process, sklearn.linear_model; before = set(sys.modules)\n"
+        "import sklearn_ep; loaded = {m for m in sys.modules if m.startswith('sklearn_ep')}\n"
+        "a = sklearn_ep.SpikeSlabRegressor; b = sklearn_ep.SpikeSlabRegressor\n"
+        "print(sorted(loaded), a is b, a.__module__, 'sklearn_ep.convex' in sys.modules)\n"
+        "from sklearn_ep import *; new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
         f"print(sorted(new & {optional}))"
     )
-    assert run_alone(code) == ("[]", "")
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.splitlines(), done.stderr
 
 
-def test_an_estimator_is_loaded_at_its_first_use():
-    code = (
-        "import sys, sklearn_ep; loaded = {m for m in sys.modules if m.startswith('sklearn_ep')};"
-        "a = sklearn_ep.SpikeSlabRegressor; b = sklearn_ep.SpikeSlabRegressor;"
-        "print(sorted(loaded), a is b, a.__module__, 'sklearn_ep.convex' in sys.modules)"
-    )
-    assert run_alone(code) == ("['sklearn_ep'] True sklearn_ep False", "")
+def test_import_is_silent_and_light(alone):
+    lines, complaints = alone
+    assert (lines[-1], complaints) == ("[]", "")
+
+
+def test_an_estimator_is_loaded_at_its_first_use(alone):
+    assert alone[0][0] == "['sklearn_ep'] True sklearn_ep False"
 
 
 def test_the_top_level_names_what_it_has():

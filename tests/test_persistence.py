@@ -1,5 +1,6 @@
 """Fitted estimators survive pickle, joblib and skops, and say which version wrote them."""
 
+import functools
 import importlib
 import io
 import pickle
@@ -40,6 +41,7 @@ ESTIMATORS = [
 every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
 
 
+@functools.cache
 def fitted(estimator):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 3))

@@ -52,7 +52,7 @@ def log_z_by_quadrature(rate, noise, y, mean, var):
     return np.log((1.0 - rate) * p + rate * (1.0 - p) / (K - 1))
 
 
-QUICK = [(2, 0.3), (3, 1.0), (4, 5.0)]
+QUICK = [(2, 0.3), (3, 5.0)]
 ALL = [(n_classes, noise) for n_classes in (2, 3, 5) for noise in (0.3, 1.0, 5.0)]
 
 
@@ -196,7 +196,7 @@ def test_all_rows_as_inducing_points_is_dense(n_classes):
 
 
 def test_partitions_change_nothing():
-    X, y = toy(90, 3, 1)
+    X, y = toy(60, 3, 1)
     settings = dict(multi_class="joint", n_inducing=15, random_state=0)
     one, two = (RelaxedEPClassifier(n_partitions=P, **settings).fit(X, y) for P in (1, 2))
     lists = RelaxedEPClassifier(**settings).fit([(X[:30], y[:30]), (X[30:], y[30:])])

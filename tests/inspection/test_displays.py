@@ -238,14 +238,14 @@ def test_reliability_display_against_counts_by_hand(moons):
 
 
 @pytest.mark.parametrize("n_tables", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_bands_hold_calibrated_shares_as_often_as_they_say(n_tables):
+def test_bands_hold_calibrated_shares_as_often_as_they_say(n_tables, monkeypatch):
+    monkeypatch.setattr(ReliabilityDisplay, "plot", lambda display, **_: display)
     rng = np.random.default_rng(2)
     inside = []
     for _ in range(n_tables):
         stated = rng.uniform(size=800)
         display = ReliabilityDisplay.from_predictions(stated, rng.uniform(size=800) < stated)
         inside.append(np.abs(display.observed - display.stated) < display.band)
-        plt.close("all")
     assert abs(np.mean(inside) - 0.9) < 0.03
 
 
@@ -307,7 +307,8 @@ def test_group_effects_of_factors_without_a_name(group_column, name):
     group = rng.integers(6, size=90)
     X, y = np.column_stack([rng.normal(size=90), group]), rng.integers(2, size=90)
     beside = group if group_column is None else None
-    est = HierarchicalEPLogistic(group_column, refine=False).fit(X, y, groups=beside)
+    est = HierarchicalEPLogistic(group_column, refine=False, hyperparameters="mode")
+    est.fit(X, y, groups=beside)
     assert GroupEffectsDisplay.from_estimator(est).ax_.get_ylabel() == name
 
 
@@ -331,9 +332,10 @@ def test_raw_effects_are_of_labels_of_any_kind(label):
 
 def test_thousands_of_levels_are_drawn_by_the_furthest():
     rng = np.random.default_rng(0)
-    G = np.column_stack([rng.integers(3000, size=12000), rng.integers(5, size=12000)])
-    z = rng.normal(size=3000)[G[:, 0]] + rng.logistic(size=12000)
-    est = HierarchicalEPLogistic(engine="messages").fit(np.zeros((12000, 1)), z > 0, groups=G)
+    G = np.column_stack([rng.integers(2000, size=6000), rng.integers(5, size=6000)])
+    z = rng.normal(size=2000)[G[:, 0]] + rng.logistic(size=6000)
+    est = HierarchicalEPLogistic(engine="messages", hyperparameters="mode")
+    est.fit(np.zeros((6000, 1)), z > 0, groups=G)
     display = GroupEffectsDisplay.from_estimator(est)
     assert len(display.mean) == 30 and display.ax_.get_ylabel() == "factor 0"
     least = np.min(np.abs(display.mean) / display.std)
@@ -346,7 +348,8 @@ def test_thousands_of_levels_are_drawn_by_the_furthest():
 def test_group_effects_of_one_class_among_three():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=180), rng.integers(8, size=180)])
-    est = HierarchicalEPLogistic(1).fit(X, rng.choice(["a", "b", "c"], size=180))
+    est = HierarchicalEPLogistic(1, hyperparameters="mode")
+    est.fit(X, rng.choice(["a", "b", "c"], size=180))
     display = GroupEffectsDisplay.from_estimator(est, class_index=2)
     np.testing.assert_array_equal(display.mean, est.group_effects_[2, :, 0])
     assert display.ax_.get_xlabel() == "effect on the intercept, class c, 90 % interval"
@@ -451,7 +454,8 @@ def test_groups_and_columns_of_a_pipeline_have_their_names():
 def test_coefficients_of_one_class_among_three_beside_groups():
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"school": rng.integers(8, size=180), "hours": rng.normal(size=180)})
-    est = HierarchicalEPLogistic("school").fit(X, rng.choice(["a", "b", "c"], size=180))
+    est = HierarchicalEPLogistic("school", hyperparameters="mode")
+    est.fit(X, rng.choice(["a", "b", "c"], size=180))
     display = CoefficientIntervalDisplay.from_estimator(est, class_index=1)
     assert display.names == ["hours"]
     assert display.ax_.get_xlabel() == "coefficient for class b, 90 % interval"
