@@ -223,7 +223,7 @@ def test_several_classes_are_those_of_the_normalised_probabilities(name):
 @pytest.mark.parametrize("multi_class", ["joint", "one_vs_rest"])
 def test_single_precision_rates_rows_as_double_does(monkeypatch, multi_class, name):
     X, y = iris()
-    clf = ConvexVariationalLogistic(multi_class=multi_class).fit(X[:40], y[:40])
+    clf = ConvexVariationalLogistic(1.0, multi_class=multi_class).fit(X[:40], y[:40])
     got = scores(clf, X, strategy=name)
     monkeypatch.setattr("sklearn_ep.active_learning._strategies._OF_MANY_CLASSES", np.float64)
     truth = scores(clf, X, strategy=name)

@@ -513,12 +513,12 @@ def test_skactiveml_query_fits_to_the_labelled_rows(small, name, wrapped):
     truth = (pool[:, 0] > 0).astype(int)
     labels = np.full(len(pool), np.nan)
     labels[:40] = truth[:40]
-    clf = ConvexVariationalLogistic()
+    clf = ConvexVariationalLogistic(1.0)
     if wrapped:
         clf = SklearnClassifier(clf, classes=[0, 1])
     strategy = SkactivemlQuery(name, random_state=0)
     chosen, utilities = strategy.query(pool, labels, clf, batch_size=2, return_utilities=True)
-    e = ConvexVariationalLogistic().fit(pool[:40], truth[:40])
+    e = ConvexVariationalLogistic(1.0).fit(pool[:40], truth[:40])
     rated = scores(e, pool[40:], strategy=name, X_reference=pool)
     np.testing.assert_allclose(utilities[0, 40:], rated, rtol=1e-10)
     np.testing.assert_array_equal(chosen, 40 + np.argsort(-rated, kind="stable")[:2])
@@ -531,10 +531,10 @@ def test_skactiveml_batches_that_look_ahead_are_rated_anew_after_each_row(small,
     _, pool, _ = small
     labels = np.full(len(pool), np.nan)
     labels[:40] = (pool[:40, 0] > 0).astype(float)
-    clf = ConvexVariationalLogistic()
+    clf = ConvexVariationalLogistic(1.0)
     strategy = SkactivemlQuery(name)
     chosen, utilities = strategy.query(pool, labels, clf, batch_size=3, return_utilities=True)
-    e = ConvexVariationalLogistic().fit(pool[:40], labels[:40].astype(int))
+    e = ConvexVariationalLogistic(1.0).fit(pool[:40], labels[:40].astype(int))
     np.testing.assert_array_equal(chosen, query(e, pool, 3, strategy=name, exclude=range(40)))
     assert utilities.shape == (3, 200) and np.all(np.isnan(utilities[:, :40]))
     np.testing.assert_allclose(

@@ -35,7 +35,7 @@ def joint(points=12, kernel=KERNEL, **kwargs):
     return EPGaussianProcessClassifier(kernel, **{**settings, **kwargs})
 
 
-LEARNED = dict(optimizer="auto", max_iter=20, learn_inducing=True, tol=1e-6)
+LEARNED = dict(optimizer="auto", max_iter=8, learn_inducing=True, tol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*iterations ran out")

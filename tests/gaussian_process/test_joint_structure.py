@@ -75,7 +75,9 @@ def test_a_run_tells_the_state_that_a_longer_one_goes_on_to():
     assert plain.onwards is plain.x
 
 
-@pytest.mark.parametrize("length", [0.8, 1.5, 3.0])
+@pytest.mark.parametrize(
+    "length", [3.0, *(pytest.param(v, marks=pytest.mark.slow) for v in (0.8, 1.5))]
+)
 def test_single_precision_holds_the_mean_where_a_large_variance_makes_the_classes_alike(length):
     X = np.random.default_rng(0).normal(size=(300, 2))
     y = np.digitize(X[:, 0], [-0.8, -0.2, 0.3, 1.0])

@@ -121,7 +121,7 @@ def test_close_to_the_exact_posterior(n_classes):
     y[0] = y[5]
     assert len(np.unique(y)) == n_classes
     est = fixed(label_noise=0.2).fit(X, y)
-    rng, rows, n_draws = np.random.RandomState(0), np.vstack([X, NEW[:4]]), 30_000
+    rng, rows, n_draws = np.random.RandomState(0), np.vstack([X, NEW[:4]]), 12_000
     root = np.linalg.cholesky(KERNEL(rows) + 1e-9 * np.eye(len(rows)))
     f = np.einsum("ij,cjs->sic", root, rng.randn(n_classes, len(rows), n_draws))
     wins = np.exp(ErringArgmax(0.0, n_classes, fine=False).log_prob(f))

@@ -81,7 +81,7 @@ def moments_by_grid(a, c, extra, sign, u):
     return log_z, a + gain * (centre - a), c - gain**2 * (total - spread)
 
 
-@pytest.mark.parametrize("u", [0.9, 0.5, 0.1])
+@pytest.mark.parametrize("u", [0.9, pytest.param(0.5, marks=pytest.mark.slow), 0.1])
 def test_dense_agrees_with_a_slow_fixed_point(u):
     X, y = toy()
     est = fixed(power=u).fit(X, y)

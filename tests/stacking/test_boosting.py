@@ -20,7 +20,7 @@ def log_loss(model, X, y):
     return -np.mean(model.predict_log_proba(X)[np.arange(len(y)), y])
 
 
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_left_out_probabilities_foretell_those_of_new_rows_or_are_too_low(n_classes):
     foretold, found = [], []
     for seed in range(4):
@@ -65,7 +65,7 @@ def test_splits_are_by_ranks_and_predictions_in_the_units_of_columns():
     assert_array_equal(long_tails.loo_proba_, model.loo_proba_)
 
 
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_it_is_as_good_as_the_boosting_of_scikit_learn(n_classes):
     own, peer = [], []
     for seed in range(3):

@@ -20,7 +20,7 @@ def log_loss(model, X, y):
     return -np.mean(model.predict_log_proba(X)[np.arange(len(y)), y])
 
 
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_out_of_bag_probabilities_foretell_those_of_new_rows(n_classes):
     foretold, found = [], []
     for seed in range(4):
