@@ -212,7 +212,7 @@ def test_one_row_is_the_first_of_several(model, strategy):
     twins = np.concatenate([X, X[::-1]])  # rows that are alike are tied: the first is asked for
     told = np.concatenate([known(Y, 12), known(Y, 12)[::-1]])
     learner = Learner(model, twins, told, strategy=strategy, refit_every=4)
-    for _ in range(10):
+    for _ in range(6):
         first = learner.ask(1)[0]
         assert first == learner.ask(2)[0]
         assert first < len(X)

@@ -393,9 +393,10 @@ def test_several_classes():
     assert observed.sample_proba(X[100:], 5, random_state=0).shape == (5, 50, 3)
 
 
-def test_converges_on_random_problems():
+@pytest.mark.parametrize("n_seeds", [6, pytest.param(10, marks=pytest.mark.slow)])
+def test_converges_on_random_problems(n_seeds):
     done, rng = {}, np.random.RandomState(0)
-    for seed in range(10):
+    for seed in range(n_seeds):
         X, y, _ = make_noisy_labels_classification(
             int(rng.randint(20, 120)), flip=rng.choice([0, 0.2, 0.3]), random_state=seed
         )

@@ -72,7 +72,7 @@ def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain(load, 
 def test_draws_and_intervals_are_those_of_the_predictions():
     X, y = of_the_model(3, 40)
     est = fit(X, y)
-    new = of_the_model(4, 10)[0]
+    new = of_the_model(4, 4)[0]
     draws = est.sample_proba(new, 6_000, random_state=0)
     np.testing.assert_allclose(draws.mean(0), est.predict_proba(new), atol=0.02)
     ends = np.moveaxis(np.quantile(draws, [0.05, 0.95], axis=0), 0, -1)
