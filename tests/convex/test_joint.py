@@ -259,7 +259,7 @@ SLOW = pytest.mark.slow
 )
 def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight):
     """Given the sites, everything that draws tell is known from the matrix of all classes."""
-    (X, y), K, k, q = toy(60, 3, d=24, seed=8), 3, 1200, 25
+    (X, y), K, k, q = toy(60, 3, d=40, seed=8), 3, 1200, 41
     kw = dict(multi_class="joint", variance="calibrated", random_state=0, tol=1e-8)
     est = plain_logistic(prior, n_variance_samples=k, **kw).fit(X, y, np.full(60, weight))
     spread, n_weights = est._posteriors[0].spread, q * K
