@@ -1,6 +1,7 @@
 """The items of the papers' experiments: each has words, and each stored result an item."""
 
 import ast
+import functools
 import importlib
 import json
 import pathlib
@@ -10,19 +11,26 @@ import sys
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from joblib import parallel_config
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[1] / "doc" / "benchmarks"
 NAMES = ("hierarchical", "spike_slab", "scalable_gpc", "relaxed", "convex")
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    """The driver of the experiments, as a script that runs in its folder imports it."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    import papers
+@pytest.fixture(scope="module")
+def driver():
+    """The driver of the experiments, as a script that runs in its folder imports it.
 
-    yield papers
+    Digests are kept: no test changes the code that they are of.
+    """
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        import papers
+        from paper_items import item
+
+        patch.setattr(item, "digest_of", functools.cache(item.digest_of))
+        yield papers
     # its neighbours have names that others may want
     for name in set(sys.modules) - before:
         if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
@@ -183,8 +191,10 @@ def test_a_page_is_made_of_items_with_and_without_results(driver, name):
             assert any("CPU minutes" in line for line in lines)
 
 
-def stand_ins(folder):
-    """Write generated sets with the names and shapes that the items read."""
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    """A folder of generated sets with the names and shapes that the items read."""
+    folder = tmp_path_factory.mktemp("sets")
     rng = np.random.default_rng(0)
 
     def made(n, d):
@@ -216,6 +226,7 @@ def stand_ins(folder):
             parts = dict(data=X.data, indices=X.indices, indptr=X.indptr, shape=X.shape, y=y[own])
             arrays |= {prefix + key: part for key, part in parts.items()}
         np.savez(folder / f"{name}.npz", **arrays)
+    return folder
 
 
 # Items that take more than four seconds, for the nightly job; None is all of a paper.
@@ -228,23 +239,43 @@ DEAR = {
 }
 
 
+PICTURE = ("relaxed", "Figure 6")  # the one that is drawn by day
+
+
 def items_of_all():
-    """Return a parameter (paper, item) for each item."""
+    """Return a parameter (paper, item, whole) for each item.
+
+    A whole run has all repeats, draws its picture and sends work to processes.
+    """
     items = []
     for name, dear in DEAR.items():
         for item in json.loads((BENCHMARKS / "results" / "papers" / f"{name}.json").read_text()):
-            slow = dear is None or item in dear
-            items.append(pytest.param(name, item, marks=pytest.mark.slow if slow else ()))
+            if dear is not None and item not in dear:
+                items.append(pytest.param(name, item, (name, item) == PICTURE))
+            if (name, item) != PICTURE:
+                items.append(pytest.param(name, item, True, marks=pytest.mark.slow))
     return items
 
 
-@pytest.mark.parametrize("name, item", items_of_all())
-def test_items_run_on_generated_sets(driver, name, item, tmp_path):
+@pytest.mark.parametrize("name, item, whole", items_of_all())
+def test_items_run_on_generated_sets(driver, stand_ins, name, item, whole, tmp_path):
     from paper_items.item import Setting
 
-    stand_ins(tmp_path)
+    class OneSeed(Setting):
+        """The repeats are copies of the first, and no picture is drawn."""
+
+        def repeats(self, one, n):
+            return super().repeats(one, 1) * n
+
+        def save(self, fig, paper, item):
+            assert fig.axes
+
     (own,) = (i for i in driver.paper_of(name).ITEMS if i.name == item)
-    result = driver.run_item(own, Setting(True, tmp_path, tmp_path), "")
+    if whole:
+        result = driver.run_item(own, Setting(True, stand_ins, tmp_path), "")
+    else:
+        with parallel_config(backend="threading"):
+            result = driver.run_item(own, OneSeed(True, stand_ins, tmp_path), "")
     assert result["rows"]
     for row in result["rows"]:
         assert isinstance(row["ours"], str) or np.isfinite(row["ours"]), row
