@@ -160,10 +160,10 @@ def test_answers_as_completed(n_jobs):
             assert run.one(2, part_sum, 5, 1) == 11
 
 
-def square_or_die(k, folder):
-    """Return k squared; the process that is first to be asked for 2 or 5 is killed."""
+def square_or_die(k, deadly, folder):
+    """Return k squared; the process that is first to be asked for one of `deadly` is killed."""
     mark = pathlib.Path(folder, str(k))
-    if k in (2, 5) and not mark.exists():
+    if k in deadly and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return k**2
@@ -172,37 +172,52 @@ def square_or_die(k, folder):
 # joblib's own resource tracker may warn of the files that the dead worker held
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("how", "kept_open"),
+    ("how", "kept_open", "deadly"),
     [
-        ({}, True),
+        ({}, True, (2,)),
+        pytest.param({}, True, (2, 5), marks=pytest.mark.slow),
         pytest.param(
-            {"return_as": "generator_unordered", "pre_dispatch": 2}, False, marks=pytest.mark.slow
+            {"return_as": "generator_unordered", "pre_dispatch": 2},
+            False,
+            (2, 5),
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, tmp_path):
-    tasks = [(square_or_die, k, tmp_path) for k in range(9)]
+def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, deadly, tmp_path):
+    tasks = [(square_or_die, k, deadly, tmp_path) for k in range(9)]
     with joblib.parallel_config(backend="loky"):
         workers = Workers(2, **how)
         with workers if kept_open else contextlib.nullcontext():
             found = list(workers.completed(tasks.__getitem__, len(tasks)))
             assert workers(tasks) == [k**2 for k in range(9)]
     assert sorted(found) == [(k, k**2) for k in range(9)]
-    assert {path.name for path in tmp_path.iterdir()} == {"2", "5"}
-
-
-def die(k):
-    """Kill the process that is asked."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, deadly))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_task_that_kills_every_worker_ends_with_an_error():
+@pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_task_that_kills_every_worker_ends_with_an_error(restarts, monkeypatch):
+    monkeypatch.setattr("sklearn_ep._engine.partition._RESTARTS", restarts)
     with (
         joblib.parallel_config(backend="loky"),
-        pytest.raises(TerminatedWorkerError, match="fewer jobs"),
+        pytest.raises(TerminatedWorkerError, match=f"in each of {restarts + 1} .*fewer jobs"),
     ):
-        Workers(2)([(die, k) for k in range(2)])
+        Workers(2)([(signal.raise_signal, signal.SIGKILL)] * 2)
+
+
+def test_pools_that_break_are_opened_anew_three_times():
+    """As the test above with the number of restarts that a fit has, without a process."""
+    opened = []
+
+    def broken(tasks):
+        raise TerminatedWorkerError("killed")
+
+    workers = Workers()
+    workers.pool, workers._make = broken, lambda: opened.append(1) or broken
+    with pytest.raises(TerminatedWorkerError, match="in each of 4 attempts.*fewer jobs"):
+        workers([(divmod, 7, 3)])
+    assert len(opened) == 3
 
 
 def test_an_answer_that_comes_twice_is_taken_once():
