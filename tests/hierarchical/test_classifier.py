@@ -42,9 +42,19 @@ def grouped(n_groups=24, rows=10, d=3, tau=1.5, seed=0):
 
 
 @functools.cache
-def fitted():
+def fitted(**given):
     X, y, g = grouped()
-    return HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
+    return HierarchicalEPLogistic(n_partitions=3, **given).fit(X, y, groups=g)
+
+
+@functools.cache
+def fitted_to_stored(name):
+    X, y, g = stored(name)
+    return HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
+
+
+# one node, where the average over scales is not the question
+MODE = dict(hyperparameters="mode")
 
 
 def apart(a, b):
@@ -61,9 +71,7 @@ def apart(a, b):
 @pytest.mark.filterwarnings("ignore:HierarchicalEPLogistic. groups have")
 @pytest.mark.parametrize("name", ["sparse", "contraception"])
 def test_posterior_against_stored_truth(name):
-    X, y, g = stored(name)
-    clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
-    oracle = ORACLE[name]
+    clf, oracle = fitted_to_stored(name), ORACLE[name]
     truth, tau_truth = oracle.get("is", oracle["nuts"]), oracle["nuts"]
     mean, sd = np.array(truth["mean"][:-1]), np.array(truth["sd"][:-1])
     noise = 3 * np.array(truth["mean_mcse"][:-1])
@@ -112,14 +120,18 @@ def test_importance_agrees_with_ep():
     assert b.log_evidence_ == pytest.approx(-143.814, abs=0.2)
     X, y, g = (v[:80] for v in (X, y, g))
     one, again = (
-        HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
+        HierarchicalEPLogistic(engine="importance", random_state=0, tol=1.0).fit(X, y, groups=g)
         for _ in range(2)
     )
     assert np.array_equal(one.coef_, again.coef_)
 
 
-def test_nuts_is_an_engine():
+def test_nuts_is_an_engine(monkeypatch):
+    """A short chain: scores make its moments ten times as close as the bounds ask."""
     pytest.importorskip("nutpie")
+    fit = sys.modules["sklearn_ep.hierarchical.partitions.fit"]
+    settings = fit.ImportanceSettings
+    monkeypatch.setattr(fit, "ImportanceSettings", lambda n, *others: settings(150, *others))
     X, y, g = (a[:80] for a in grouped())
     a, b = (HierarchicalEPLogistic(engine=e, random_state=0) for e in ("nuts", "ep"))
     a, b = (e.set_params(n_partitions=1).fit(X, y, groups=g) for e in (a, b))
@@ -158,7 +170,7 @@ def again(X, y, groups, sample_weight=None):
 
 def test_diagnose_weights_lead_to_the_exact_evidence():
     X, y, g = stored("sparse")
-    clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
+    clf = fitted_to_stored("sparse")
     log_w, _ = clf._log_weights(again(X, y, g), 10_000, np.random.RandomState(0))
     correction = logsumexp(log_w) - np.log(len(log_w))
     exact = ORACLE["sparse"]["is"]["log_evidence"]  # 0.04 from the uncorrected
@@ -180,7 +192,7 @@ def test_diagnose_of_grouped_fits():
     found = clf.diagnose(X=X, y=y, groups=g)
     assert found.pareto_k < 0.7 and found.ess_share > 0.2 and len(found.remarks) == 1
     assert "nodes of a grid" in found.remarks[0]
-    assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
+    assert clf.diagnose(100, X=X, y=y, groups=g) == clf.diagnose(100, 0, X=X, y=y, groups=g)
     assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
     slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=10, tol=1.0).fit(X, y, groups=g)
     assert slopes.diagnose(X=X, y=y, groups=g).ess_share > 0.1
@@ -214,16 +226,18 @@ def test_blocks_of_rows_equal_whole_ep(k):
     [
         dict(n_partitions=1),
         pytest.param(dict(n_partitions=24), marks=pytest.mark.slow),
-        dict(schedule="serial"),
+        dict(schedule="serial", **MODE),
         pytest.param(dict(schedule="asynchronous"), marks=pytest.mark.slow),
-        dict(schedule="asynchronous", n_jobs=2),
+        dict(schedule="asynchronous", n_jobs=2, **MODE),
+        pytest.param(dict(schedule="asynchronous", n_jobs=2), marks=pytest.mark.slow),
     ],
 )
 def test_partitions_and_schedules_agree(kw):
     X, y, g = grouped()
     with joblib.parallel_config(backend="threading"):
         clf = HierarchicalEPLogistic(**{"n_partitions": 3, **kw}).fit(X, y, groups=g)
-    assert max(apart(clf, fitted())) < 2e-3
+    same = fitted(**MODE) if "hyperparameters" in kw else fitted()
+    assert max(apart(clf, same)) < 2e-3
     assert len(clf.site_precision_) == kw.get("n_partitions", 3)
 
 
@@ -237,7 +251,7 @@ def logistic_groups(n_groups, rows, scale, seed):
     return X, (rng.uniform(size=len(g)) < 1 / (1 + np.exp(-z))).astype(int), g
 
 
-@pytest.mark.parametrize("seeds", [(0, 9), pytest.param(range(30), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [(9,), pytest.param(range(30), marks=pytest.mark.slow)])
 def test_two_halves_of_few_groups_converge(seeds):
     # with the seeds 9 and 14 no pair of messages has proper cavities at its fixed point
     for seed in seeds:
@@ -443,12 +457,12 @@ def test_the_ways_to_hand_over_groups_agree():
     X, y, g = grouped()
     names = np.array([f"site {k:02d}" for k in range(24)])[g]
     G = np.column_stack([X[:, :1], g, X[:, 1:]])
-    kw = dict(n_partitions=3, hyperparameters="mode")
+    kw = dict(n_partitions=3, tol=1.0, **MODE)
     base = HierarchicalEPLogistic(**kw).fit(X, y, groups=g)
     by_index = HierarchicalEPLogistic(1, **kw).fit(G, y)
     np.testing.assert_allclose(by_index.coef_, base.coef_, atol=1e-10)
     assert by_index.n_features_in_ == 4 and by_index.coef_.shape == (1, 3)
-    for lib in (pd, pl):
+    for lib in (pl, pd):  # the last one stays
         table = lib.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
         clf = HierarchicalEPLogistic("site", **kw).fit(table, y)
         np.testing.assert_allclose(
@@ -456,7 +470,6 @@ def test_the_ways_to_hand_over_groups_agree():
         )
         assert clf.feature_names_in_.tolist() == ["a", "site", "b", "c"]
         assert clf.group_labels_[0] == "site 00"
-    table = pd.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
     lost = table.assign(site=None)
     np.testing.assert_allclose(
         clf.predict_proba(
@@ -472,9 +485,8 @@ def test_the_ways_to_hand_over_groups_agree():
         base.predict_proba(X, kind="population"),
         atol=1e-9,
     )
-    pandas = HierarchicalEPLogistic("site", **kw).fit(table, y)
     np.testing.assert_array_equal(
-        pandas.predict_proba(lost), pandas.predict_proba(table, kind="population")
+        clf.predict_proba(lost), clf.predict_proba(table, kind="population")
     )
 
 
@@ -507,7 +519,7 @@ def test_weights_repeat_rows_and_zero_drops_a_group():
     w = np.random.default_rng(0).integers(0, 4, len(y)).astype(float)
     w[g == 5] = 0
     i = np.repeat(np.arange(len(y)), w.astype(int))
-    kw = dict(n_partitions=1, tol=1e-4)  # both take the same steps
+    kw = dict(n_partitions=1, tol=1e-4, **MODE)  # both take the same steps
     a = HierarchicalEPLogistic(**kw).fit(X, y, groups=g, sample_weight=w)
     b = HierarchicalEPLogistic(**kw).fit(X[i], y[i], groups=g[i])
     assert max(apart(a, b)) < 1e-6
@@ -532,7 +544,7 @@ def test_groups_survive_searches():
     X, y, g = grouped()
     G = np.column_stack([X, g])
     cv = StratifiedKFold(2, shuffle=True, random_state=0)
-    model = HierarchicalEPLogistic(3, hyperparameters="mode")
+    model = HierarchicalEPLogistic(3, tol=1.0, **MODE)
     search = GridSearchCV(model, {"prior_scale": [1.0, 2.5]}, scoring="accuracy", cv=cv).fit(G, y)
     blind = cross_val_predict(HierarchicalEPLogistic(), X, y, cv=cv)
     assert search.best_score_ > np.mean(blind == y) + 0.03
@@ -591,7 +603,8 @@ def test_selection_that_keeps_the_group_column():
         beside = HierarchicalEPLogistic(**kw).fit(X[:, found.support_], y, groups=g)
         np.testing.assert_array_equal(found.estimator_.coef_, beside.coef_)
         routed.set_score_request(groups=True)
-        SequentialFeatureSelector(routed, n_features_to_select=1, cv=3).fit(X, y, groups=g)
+        one = SequentialFeatureSelector(routed, n_features_to_select=1, cv=2)
+        one.fit(X[:, :2], y, groups=g)
 
 
 def test_columns_beyond_double_precision_are_one_error():
@@ -657,11 +670,11 @@ def test_more_than_two_classes_in_partitions():
 
 def test_state_goes_on(tmp_path):
     X, y, g = grouped()
-    clf = fitted()
+    clf = fitted(**MODE)
     np.savez(tmp_path / "state.npz", **clf.get_state())
     with np.load(tmp_path / "state.npz", allow_pickle=False) as file:
         state = dict(file)
-    new = HierarchicalEPLogistic(n_partitions=3, warm_start=True).set_state(state)
+    new = HierarchicalEPLogistic(n_partitions=3, warm_start=True, **MODE).set_state(state)
     with pytest.raises(NotFittedError):
         new.predict(X)
     new.fit(X, y, groups=g)
@@ -689,7 +702,7 @@ def test_a_site_whose_groups_are_gone_leaves_no_gap():
     clf.fit(X[left], y[left], groups=g[left])
     assert len(clf.site_shift_) == 3
     assert np.unique(clf.partition_).tolist() == [0, 1, 2]
-    parts = clf.diagnose(X=X[left], y=y[left], groups=g[left]).parts
+    parts = clf.diagnose(100, X=X[left], y=y[left], groups=g[left]).parts
     assert sum(part.n_rows for part in parts) == left.sum()
     fresh = HierarchicalEPLogistic().fit(X[left], y[left], groups=g[left])
     assert max(apart(clf, fresh)) < 3e-3
@@ -719,18 +732,22 @@ def test_lists_of_partitions(tmp_path):
     def load(k, mode=None):
         return tuple(np.load(tmp_path / f"{c}{k}.npy", mmap_mode=mode) for c in "Xy")
 
-    mode = dict(hyperparameters="mode")
-    base = HierarchicalEPLogistic(3, n_partitions=3, **mode).fit(G, y)
-    for parts in (
-        [(G[m], y[m]) for m in masks],
+    base = HierarchicalEPLogistic(3, n_partitions=3, **MODE).fit(G, y)
+    parts = [(G[m], y[m]) for m in masks]
+    clf = HierarchicalEPLogistic(3, **MODE).fit(parts)
+    assert max(apart(clf, base)) < 2e-3
+    np.testing.assert_allclose(clf.predict_proba(G), base.predict_proba(G), atol=1e-3)
+    assert clf.partition_.tolist() == (np.arange(24) % 3).tolist()
+    quick = HierarchicalEPLogistic(3, tol=1.0, **MODE)
+    first = clone(quick).fit(parts)
+    for same in (
         [load(k, "r") for k in range(3)],
         [functools.partial(load, k) for k in range(3)],
         [(G[m], y[m], np.ones(m.sum())) for m in masks],
     ):
-        clf = HierarchicalEPLogistic(3, **mode).fit(parts)
-        assert max(apart(clf, base)) < 2e-3
-        np.testing.assert_allclose(clf.predict_proba(G), base.predict_proba(G), atol=1e-3)
-        assert clf.partition_.tolist() == (np.arange(24) % 3).tolist()
+        other = clone(quick).fit(same)
+        np.testing.assert_array_equal(other.predict_proba(G), first.predict_proba(G))
+        assert other.partition_.tolist() == clf.partition_.tolist()
     with pytest.raises(ValueError, match="more than one partition"):
         HierarchicalEPLogistic(3).fit([(G[:95], y[:95]), (G[95:], y[95:])])
     with pytest.raises(ValueError, match="features"):
@@ -795,7 +812,7 @@ def test_what_ran_is_told():
     rough = HierarchicalEPLogistic(refine=False, **quick).fit(X, y, groups=g)
     assert three.theta_rule_ == rough.theta_rule_ == "star"
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):
-        short = HierarchicalEPLogistic(max_iter=1, tol=1e-9).fit(X, y, groups=g)
+        short = HierarchicalEPLogistic(max_iter=1, tol=1e-9, **MODE).fit(X, y, groups=g)
     assert short.stop_reason_ == "max_iter" and short.n_iter_ == 1
 
 
@@ -877,8 +894,8 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         return site
 
     monkeypatch.setattr("sklearn_ep.hierarchical.partitions.part.tilted_by_nodes", broken)
-    clf = HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
-    assert clf.n_skipped_ == 1 and clf.converged_ and apart(clf, fitted())[0] < 2e-3
+    clf = HierarchicalEPLogistic(n_partitions=3, **MODE).fit(X, y, groups=g)
+    assert clf.n_skipped_ == 1 and clf.converged_ and apart(clf, fitted(**MODE))[0] < 2e-3
 
 
 @pytest.mark.parametrize(
