@@ -115,11 +115,15 @@ def test_predictions_are_the_same_in_any_unit(name):
         np.testing.assert_allclose(in_unit(name, unit), one, atol=1e-4)
 
 
-WARM = "process, mode", "process, points", "process, points, mode", "process, partitions"
-WARM += "wrong labels", "wrong labels, mode", "wrong labels, partitions"
+WARM = "process, mode", "process, points", "process, partitions"
+WARM += "wrong labels", "wrong labels, partitions"
+# an average begins at the mode as well
+AT_THEIR_MODE = "process, points, mode", "wrong labels, mode"
 
 
-@pytest.mark.parametrize("name", WARM)
+@pytest.mark.parametrize(
+    "name", [*WARM, *(pytest.param(n, marks=pytest.mark.slow) for n in AT_THEIR_MODE)]
+)
 def test_a_warm_start_in_another_unit_ends_where_a_cold_one_does(name):
     cold = in_unit(name, 1.0)
     for first in (1e-3, 1e3):

@@ -142,7 +142,15 @@ def test_a_level_under_another_than_in_the_fit_is_taken_for_independent():
 # ---------------------------------------------------------------------------- linear systems
 
 
-@pytest.mark.parametrize(("n_parts", "most"), [(1, 500), (3, 500), (1, 12), (3, 0)])
+@pytest.mark.parametrize(
+    ("n_parts", "most"),
+    [
+        (1, 500),
+        (3, 500),
+        (1, 12),
+        pytest.param(3, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_the_dense_block_and_what_follows_of_it(n_parts, most):
     rows, rng = nested_rows(3), np.random.default_rng(1)
     prior = schur.Effects(

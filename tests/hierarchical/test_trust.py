@@ -112,7 +112,8 @@ def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
         )
 
     monkeypatch.setattr(trusts, "trust_of", trust_of)
-    found = HierarchicalEPLogistic(3, n_partitions="adaptive", refine=False).fit(X, y)
+    mode = dict(hyperparameters="mode")
+    found = HierarchicalEPLogistic(3, n_partitions="adaptive", **mode).fit(X, y)
     assert len(found.site_shift_) == len(np.unique(found.partition_)) == n_left
     assert found.converged_ and len(found.history_["residual"]) == found.n_iter_
     # it is the fixed point of these parts: a list of them has the same
@@ -120,7 +121,7 @@ def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
         (X[own], y[own])
         for own in (found.partition_[X[:, 3].astype(int)] == k for k in range(n_left))
     ]
-    given = HierarchicalEPLogistic(3, refine=False).fit(data)
+    given = HierarchicalEPLogistic(3, **mode).fit(data)
     np.testing.assert_allclose(found.coef_, given.coef_, atol=2e-3 * given.coef_std_.min())
     np.testing.assert_allclose(found.coef_std_, given.coef_std_, rtol=2e-3)
     np.testing.assert_allclose(found.site_precision_, given.site_precision_, atol=0.02, rtol=0.02)
