@@ -59,7 +59,7 @@ def test_public_methods_have_one_thread():
     assert blas_threads() == {3}
 
 
-X, Y = make_classification(300, 12, n_informative=5, random_state=0)
+X, Y = make_classification(200, 12, n_informative=5, random_state=0)
 MODELS = {
     "points": EPGaussianProcessClassifier(method="sparse", n_inducing=40, random_state=0),
     "label errors": RelaxedEPClassifier(random_state=0),
@@ -74,7 +74,7 @@ MODELS = {
 def test_answers_do_not_depend_on_the_threads(name):
     model = MODELS[name]
     ask = model.predict if name == "sparse regression" else model.predict_proba
-    groups = {"groups": np.arange(300) % 7} if name == "groups" else {}
+    groups = {"groups": np.arange(200) % 7} if name == "groups" else {}
     threads, found = (1, 3), []
     for number in threads:
         with threadpool_limits(number, user_api="blas"):
