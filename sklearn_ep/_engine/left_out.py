@@ -1,11 +1,12 @@
 """Rows left out: how probable a row is by the others, and the scales at which it is more so.
 
 A row is left out with all its copies, be they weights or written out: of two copies one would
-foretell the other. That takes their sites from the posterior, which leaves a *cavity*, and their
-share from the weights of nodes: one that predicted a label well has its weight from that row, too.
-A posterior may be surer or less sure than it should. How well rows are predicted from the others
-shows by how much (stacking of cavities, Opper and Winther 2000; a tempered posterior, Gruenwald
-2012): a model declares a few *scales* with priors of their logs, and what its rows say of them::
+foretell the other (`taken_copies`, also of equal rows with several labels). That takes their sites
+from the posterior, which leaves a *cavity*, and their share from the weights of nodes: one that
+predicted a label well has its weight from that row, too. A posterior may be surer or less sure than
+it should. How well rows are predicted from the others shows by how much (stacking of cavities,
+Opper and Winther 2000; a tempered posterior, Gruenwald 2012): a model declares a few *scales* with
+priors of their logs, and what its rows say of them::
 
     N(m, v) of linear predictors              ->  N(a m, a^2 t v)
     N(m, v) of several classes of a process   ->  N(m, t v)
@@ -326,7 +327,14 @@ def _differ(X: Any, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
 
 
-def copies_of_keys(keys: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return how many copies (n,) there are of each row with these keys."""
-    place = np.unique(keys, return_inverse=True)[1]
-    return np.bincount(place, weight)[place]
+def taken_copies(place: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return how many copies (n,) go with a row that is left out; equal rows have one place (n,).
+
+    All with its label do, since one would foretell the others. Where equal rows have several labels
+    they are repeats of a measurement, of which one goes: the others tell of it what they tell of a
+    new row, and without all of its label those of other labels would speak against it.
+    """
+    labels, index = np.unique(y, return_inverse=True)
+    both, own = np.unique(place * len(labels) + index, return_inverse=True)
+    several = np.bincount(both // len(labels))[place] > 1
+    return np.where(several, one_copy(weight), np.bincount(own, weight)[own])

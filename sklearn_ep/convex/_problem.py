@@ -13,7 +13,7 @@ from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
-from .._engine.left_out import LeftOut, Priors, find_copies
+from .._engine.left_out import LeftOut, Priors, find_copies, taken_copies
 from .._engine.partition import fit_token
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
 from .._estimator.fitting import BinaryFit
@@ -39,15 +39,16 @@ from ._visits import NaturalGradient, SampledLoop
 class RowsInMemory:
     """Rows of all binary problems, sent to workers as they are.
 
-    `copies` are those among the rows that were given; `averaged` tells whether the scale of the
-    prior is averaged over, `seed` is that of the normals of the rows, and `size` that of the
-    columns.
+    `copies` are those among the rows that were given, `taken` (m,) is their share that goes with a
+    row that is left out; `averaged` tells whether the scale of the prior is averaged over, `seed`
+    is that of the normals of the rows, and `size` that of the columns.
     """
 
     design: Design
     weight: np.ndarray
     bound: str
     copies: Any
+    taken: np.ndarray
     size: float
     averaged: bool = False
     seed: int = 0
@@ -143,7 +144,7 @@ def fit_exact(problem, sign, monitor, k):
         average = _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     weight, of_rows = average.weight, rows.weight
-    left = [each.left_out() for each in steps]
+    left = [each.left_out(rows.taken) for each in steps]
     left_out = calibrated_labels(sign, of_rows, weight, left, problem.scales)
     moments = np.array([each.inner.s for each in steps]), np.array([each.var for each in steps])
     attributes = dict(
@@ -176,7 +177,7 @@ def fit_sampled(problem, sign, monitor, k):
         site_precision=precision,
         marginal_variance=own.variances(at[1]),
         n_passes=0,
-        left_out=rows_at_scales(problem.scales, *form(own, *at)),
+        left_out=rows_at_scales(problem.scales, *form(own, *at, memory.taken)),
     )
     posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
     attributes = _of_all_rows(memory.copies, attributes)
@@ -268,10 +269,12 @@ def rows_and_prior(estimator, training):
     weight = checked_class_weights(estimator, y, training.weight)
     weight = training.weight * weight[training.y]
     copies = find_copies(training.X, training.y, weight)
-    X, weight = training.X[copies.first], copies.weight
+    X, y, weight = training.X[copies.first], training.y[copies.first], copies.weight
+    place = find_copies(X, np.zeros(len(y)), weight).group
+    taken = taken_copies(place, y, weight) / weight
     design = Design(X, bool(estimator.fit_intercept))
     prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))
-    return RowsInMemory(design, weight, estimator.bound, copies, size), prior
+    return RowsInMemory(design, weight, estimator.bound, copies, taken, size), prior
 
 
 def make_problem(estimator, training):

@@ -273,21 +273,22 @@ def site_sums(rows, mean, root):
     return LineSums(value, slope, dof, gram=gram)
 
 
-def left_out(rows, mean, root):
-    """Return the `CavityRows` of rows without their sites in a posterior, and which are proper."""
+def left_out(rows, mean, root, share=1.0):
+    """Return the `CavityRows` of rows, a share (n,) of copies taken out, and which are proper."""
     each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
-    return _without_sites(rows.sites, *(np.concatenate(v) for v in zip(*each, strict=True)))
+    s, z = (np.concatenate(v) for v in zip(*each, strict=True))
+    return _without_sites(rows.sites, s, z, share)
 
 
-def left_out_of_anchors(rows, point, anchors):
+def left_out_of_anchors(rows, point, anchors, share=1.0):
     """Return the same of a sampled posterior."""
-    return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors))
+    return _without_sites(rows.sites, rows.predictors(point), rows.variances(anchors), share)
 
 
-def _without_sites(sites, s, z):
+def _without_sites(sites, s, z, share):
     """Return the same of rows with predictors of mean s and variance z."""
     f = sites.penalty(s, z)
-    left = cavities(s, z, f.slope, f.precision)
+    left = cavities(s, z, f.slope, f.precision, share)
     return rows_left_out(sites.sign, sites.weight, np.ones(1), [left])
 
 

@@ -36,6 +36,7 @@ from .._engine.left_out import (
     class_moments,
     find_copies,
     log_weights_without,
+    taken_copies,
 )
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
@@ -135,6 +136,13 @@ def all_copies(X, y, weight):
     if not np.issubdtype(X.dtype, np.number):
         return weight
     return find_copies(X, y, weight).of_each
+
+
+def copies_left_out(X, y, weight):
+    """Return how many copies (n,) go with a row that is left out; of objects those of weights."""
+    if not np.issubdtype(X.dtype, np.number):
+        return weight
+    return taken_copies(find_copies(X, np.zeros(len(y)), weight).group, y, weight)
 
 
 def share_of_copies(weight, rows):

@@ -27,6 +27,7 @@ from ._base import (
     all_copies,
     check_kernel,
     class_cavity,
+    copies_left_out,
     evidence_at,
     factor_of,
     initial_kernel,
@@ -241,7 +242,7 @@ class DensePlan:
 
         By the `results` of nodes with weight (M,).
         """
-        rows = y, self.weight, all_copies(self.X, y, self.weight)
+        rows = y, self.weight, copies_left_out(self.X, y, self.weight)
         return self.model.left_out(results, weight, *rows)
 
     def some_rows(self):

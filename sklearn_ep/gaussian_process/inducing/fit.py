@@ -74,7 +74,7 @@ from .learning import (
 )
 from .rows import (
     PartitionedRows,
-    all_copies_of_parts,
+    copies_left_out_of_parts,
     distinct_rows,
     first_points,
     labels_and_copies,
@@ -413,7 +413,7 @@ def fit_inducing(plan, run, monitor):
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2), spread=plan.data.spread)
     if average is None:
-        copies = all_copies_of_parts(run, plan.data)
+        copies = copies_left_out_of_parts(run, plan.data)
         how = own.model, own.state.sites, copies
         if plan.tempered:
             node = ep.leave_one_out(*how, cavities_of_part).swapaxes(0, 1)
@@ -592,7 +592,7 @@ def _mixed_nodes(plan, ep, average, run):
     heaviest, weight = int(np.argmax(average.weight)), average.weight
     own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
     theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
-    copies = all_copies_of_parts(ep.run, plan.data)
+    copies = copies_left_out_of_parts(ep.run, plan.data)
     loo = np.array([ep.leave_one_out(n.model, n.state.sites, copies) for n in own])
     log_weight = log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)

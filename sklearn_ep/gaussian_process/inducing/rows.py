@@ -9,7 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.utils import check_array
 
 from ..._engine.gaussian import libraries, row_blocks
-from ..._engine.left_out import copies_of_keys
+from ..._engine.left_out import taken_copies
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import minibatches, row_keys
 from ..._estimator.checks import warn_of_spreads
@@ -181,12 +181,16 @@ def _told_of_part(part, _, classes):
     return np.asarray(y, dtype=np.intp), dense_copies(weight)
 
 
-def all_copies_of_parts(run, data):
-    """Return for each partition how many copies (n_k,) of each row and label there are in all."""
-    places = [0] * len(data.sizes)
-    keys = np.concatenate(run(keys_of_part, places, data.classes, data.units))
-    copies = copies_of_keys(keys, labels_and_copies(run, data)[1])
+def copies_left_out_of_parts(run, data):
+    """Return for each partition how many copies (n_k,) go with each row that is left out."""
+    keys = np.concatenate(run(_keys_of_part, data.sizes, data.classes, data.units))
+    place = np.unique(keys, return_inverse=True)[1]
+    copies = taken_copies(place, *labels_and_copies(run, data))
     return np.split(copies, np.cumsum(data.sizes)[:-1])
+
+
+def _keys_of_part(part, _, classes, units):
+    return standard_keys(read_rows(part, classes)[0], units, 0)
 
 
 def keys_of_part(part, seed, classes, units):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.left_out import copies_of_keys
+from ..._engine.left_out import taken_copies
 from ..._engine.loop import SILENT, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
@@ -256,7 +256,8 @@ def _absorb_batch(stream, part, plan):
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
         result, state, model = ep.solve(state, **plan.sweeps)
-        copies = copies_of_keys(row_keys(X, stream.seed, y), weight)
+        place = np.unique(row_keys(X, stream.seed), return_inverse=True)[1]
+        copies = taken_copies(place, y, weight)
         log_p = ep.leave_one_out(model, state.sites, [copies])
     value = result.evaluation.record["log_evidence"]
     sums = dict(prior=state.prior, gram=state.gram.copy(), shift=state.shift.copy())

@@ -30,9 +30,9 @@ from ..._engine.hyper import (
 )
 from ..._engine.loop import SILENT, Result, Trace
 from .._base import (
-    all_copies,
     attributes_of_nodes,
     average_alone,
+    copies_left_out,
     fit_of_sites,
     mixed_logs,
     share_of_copies,
@@ -279,7 +279,7 @@ def _parts(problem, pairs, weight):
     # of labels that a kernel separates one side may take all weight, to the last digit
     pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
     weight, plan = weight[weight > 0], problem.plan
-    rows = problem.y, all_copies(plan.X, problem.y, plan.weight)
+    rows = problem.y, copies_left_out(plan.X, problem.y, plan.weight)
     each = [plan.labels.left_out(plan, s, *rows, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]

@@ -24,7 +24,7 @@ from ..inducing.ep import (
     evidence_gradient,
     leave_one_out_part,
 )
-from ..inducing.rows import PartitionedRows, all_copies_of_parts, dense_copies, read_rows
+from ..inducing.rows import PartitionedRows, copies_left_out_of_parts, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import LabelErrorPlan, Slopes
@@ -238,7 +238,7 @@ def fit_parted_errors(errors, run, monitor, k):
     result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
     model = result.evaluation.payload
     tell = _told_of_classes if plan.labels.joint else _told_of_signs
-    sites, more = tell(last[0], model, result.x, all_copies_of_parts(run, errors.data))
+    sites, more = tell(last[0], model, result.x, copies_left_out_of_parts(run, errors.data))
     more = attributes_of_setting(setting, more.pop("relaxation"), path) | more
     ended = trace, end, replace(result, x=sites), setting.kernel
     posterior = errors.posterior((setting, model))
