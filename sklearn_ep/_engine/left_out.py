@@ -221,7 +221,7 @@ class CavityRows(NamedTuple):
     ) -> "CavityRows":
         """Return those of nodes, pairs of a mean and a variance, with weights (M,).
 
-        `all_copies` (n,) count those that are written out in other rows; None where there are none.
+        `all_copies` (n,) are those that go with a row, see `taken_copies`; None where it is alone.
         """
         mean, var = (np.array(values) for values in zip(*nodes, strict=True))
         at_one = moments(mean, var)

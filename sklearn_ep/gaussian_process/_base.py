@@ -574,7 +574,7 @@ def mixed_logs(weight, logs, rows):
     """Return mixtures (S, n) of what M nodes of weight (M,) say of rows left out.
 
     logs (M, S, n) are those of labels -1 and 1, or of the label itself alone; `rows` are the labels
-    of the problem and all copies of each row.
+    of the problem and the copies that go with each row.
     """
     y, copies = rows
     own = logs[:, np.where(y > 0, -1, 0), np.arange(len(y))]
@@ -592,7 +592,7 @@ def left_out_classes(factor, nodes, weight, rows, tempered):
     """Return the log probabilities of classes of rows left out, and the temper that these ask for.
 
     `nodes` are means and variances (n, K) that nodes of weight (M,) leave, `rows` class indices,
-    copies, and all copies of each row. Without a temper it is None.
+    copies, and those that go with each row. Without a temper it is None.
     """
     y, *copies = rows
     moments = partial(class_moments, factor.rough() if tempered else factor, y)

@@ -175,7 +175,7 @@ class JointModel:
     def left_out(self, results, weight, *rows):
         """Return attributes that say how likely classes are from other rows.
 
-        `rows` are class indices, copies, and all copies of each row.
+        `rows` are class indices, copies, and those that go with each row.
         """
         nodes = [class_cavity(result, rows[-1])[:2] for result in results]
         return left_out_classes(self.factor, nodes, weight, rows, self.tempered)

@@ -560,7 +560,7 @@ class InducingEP:
     def leave_one_out(self, model, sites, copies, of_part=leave_one_out_part):
         """Return log probabilities (n,) of the rows' own labels under their cavities.
 
-        Of each row all `copies`, a list of (n_k,), are taken out; `of_part` may ask otherwise.
+        Of each row so many `copies`, a list of (n_k,), are taken out; `of_part` may ask otherwise.
         """
         pairs = zip(copies, self.messages(sites), strict=True)
         messages = [(taken, *message) for taken, message in pairs]
