@@ -131,18 +131,16 @@ def third_of_rows(X, y, weight, least, most=np.inf):
     return rows if len(np.unique(y[rows])) == len(np.unique(y)) else None
 
 
-def all_copies(X, y, weight):
-    """Return how many copies (n,) of each row and label there are; of objects those of weights."""
+def places_of_rows(X, weight):
+    """Return a number (n,) of each row that equal rows share; each object has its own."""
     if not np.issubdtype(X.dtype, np.number):
-        return weight
-    return find_copies(X, y, weight).of_each
+        return np.arange(len(weight))
+    return find_copies(X, np.zeros(len(weight)), weight).group
 
 
 def copies_left_out(X, y, weight):
-    """Return how many copies (n,) go with a row that is left out; of objects those of weights."""
-    if not np.issubdtype(X.dtype, np.number):
-        return weight
-    return taken_copies(find_copies(X, np.zeros(len(y)), weight).group, y, weight)
+    """Return how many copies (n,) go with a row that is left out."""
+    return taken_copies(places_of_rows(X, weight), y, weight)
 
 
 def share_of_copies(weight, rows):

@@ -359,7 +359,7 @@ class SingleCross(StationaryCross):
             D = _squared_distances(A, self.B, self.B_norms)
         far = D > self.farthest
         K, slope = self.of_squares(np.clip(D, 0.0, self.farthest, out=D))
-        K[far] = slope[far] = 0.0
+        slope[far], K[far] = 0.0, self.intercept
         return K, (A, K, slope)
 
     def rounded_block(self, kept):

@@ -10,6 +10,7 @@ from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.class_sites import JointEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.gaussian_process._limits import LIMITS
+from sklearn_ep.kernels import GroupedRBF
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
 pytestmark = pytest.mark.filterwarnings("ignore:The optimal value")
@@ -172,6 +173,19 @@ def test_lengths_with_all_rows_start_from_those_of_some():
     clf = EPGaussianProcessClassifier(random_state=0).fit(X[:300], y[:300])
     loss = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(900), y[300:]]))
     assert clf.log_evidence_ > -125.0 and loss < 0.24
+
+
+def test_an_intercept_joins_rows_that_are_far_apart_in_single_precision(monkeypatch):
+    """Covariances that are too small for it are those of the intercept, not zero."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((160, 2))
+    y = (X[:, 0] + 0.5 * rng.standard_normal(160) > -0.8).astype(int)
+    X[80:] += 60.0
+    kernel = ConstantKernel(4.0) * GroupedRBF(1.0, intercept=1.0)
+    own = EPGaussianProcessClassifier(kernel, hyperparameters="integrate", random_state=0)
+    single = own.fit(X, y).log_evidence_
+    monkeypatch.setattr(LIMITS, "thirds", 1000)
+    assert single == pytest.approx(own.fit(X, y).log_evidence_, abs=0.02)
 
 
 DENSE_LOSS = 1.1130  # of the next test with 300 rows
