@@ -217,16 +217,15 @@ class CavityRows(NamedTuple):
         nodes: Any,
         node_weight: np.ndarray,
         copies: np.ndarray,
-        all_copies: np.ndarray | None = None,
+        taken: np.ndarray | None = None,
     ) -> "CavityRows":
         """Return those of nodes, pairs of a mean and a variance, with weights (M,).
 
-        `all_copies` (n,) are those that go with a row, see `taken_copies`; None where it is alone.
+        `taken` (n,) are those that go with a row, see `taken_copies`; None where it is alone.
         """
         mean, var = (np.array(values) for values in zip(*nodes, strict=True))
         at_one = moments(mean, var)
-        taken = copies if all_copies is None else all_copies
-        log_share = log_weights_without(node_weight, at_one[0], taken)
+        log_share = log_weights_without(node_weight, at_one[0], copies if taken is None else taken)
         centre = np.einsum("mn,mn...->n...", np.exp(log_share), mean)
         return cls(moments, mean, var, at_one, log_share, centre, copies)
 
@@ -297,8 +296,9 @@ class Copies:
         return self.weight[self.group]
 
 
-def find_copies(X: Any, y: np.ndarray, weight: np.ndarray) -> Copies:
-    """Return the `Copies` among rows X (n, d), dense or CSR, of labels y with weight (n,) each."""
+def find_copies(X: Any, weight: np.ndarray, y: np.ndarray | None = None) -> Copies:
+    """Return the `Copies` among rows X (n, d), dense or CSR, of weight (n,), and equal labels y."""
+    y = np.zeros(len(weight)) if y is None else y
     key = X @ np.random.RandomState(0).standard_normal(X.shape[1])
     order = np.argsort(key, kind="stable")
     # so far apart, relative to the largest, products are surely those of different rows

@@ -268,9 +268,9 @@ def rows_and_prior(estimator, training):
     y = estimator.classes_[training.y]
     weight = checked_class_weights(estimator, y, training.weight)
     weight = training.weight * weight[training.y]
-    copies = find_copies(training.X, training.y, weight)
+    copies = find_copies(training.X, weight, training.y)
     X, y, weight = training.X[copies.first], training.y[copies.first], copies.weight
-    place = find_copies(X, np.zeros(len(y)), weight).group
+    place = find_copies(X, weight).group
     taken = taken_copies(place, y, weight) / weight
     design = Design(X, bool(estimator.fit_intercept))
     prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))

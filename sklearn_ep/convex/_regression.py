@@ -618,7 +618,7 @@ def _merged_copies(rows):
     """Return `Rows` with copies as one: weights and repeated rows are one problem to the bit."""
     if _is_operator(rows.X):
         return rows
-    copies = find_copies(*rows)
+    copies = find_copies(rows.X, rows.weight, rows.y)
     return Rows(rows.X[copies.first], rows.y[copies.first], copies.weight)
 
 

@@ -135,7 +135,7 @@ def places_of_rows(X, weight):
     """Return a number (n,) of each row that equal rows share; each object has its own."""
     if not np.issubdtype(X.dtype, np.number):
         return np.arange(len(weight))
-    return find_copies(X, np.zeros(len(weight)), weight).group
+    return find_copies(X, weight).group
 
 
 def copies_left_out(X, y, weight):

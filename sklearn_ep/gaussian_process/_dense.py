@@ -234,14 +234,9 @@ class DensePlan:
         labels, code = np.unique(y, return_inverse=True)
         count = np.bincount(code, self.weight)
         of_frequencies = count @ np.log(count / count.sum())
-        place = places_of_rows(self.X, self.weight)
-        told = np.zeros((place.max() + 1, len(labels)))
-        np.add.at(told, (place, code), self.weight)
-        copies, K = told.sum(axis=1), len(labels)
-        # one label is certain of its copies; of several each share is as probable as any other
-        of_one = -np.log(K) * np.minimum(copies, 1.0)
-        of_several = gammaln(K) + gammaln(told + 1.0).sum(axis=1) - gammaln(copies + K)
-        of_rows = np.where(told.max(axis=1) == copies, of_one, of_several).sum()
+        told = np.zeros((len(code), len(labels)))
+        np.add.at(told, (places_of_rows(self.X, self.weight), code), self.weight)
+        of_rows = _evidence_of_rows_alone(told)
         return log_evidence < max(of_rows + 2.0, of_frequencies + max(2.0, -0.05 * of_frequencies))
 
     def left_out(self, results, weight, y):
@@ -324,6 +319,18 @@ class DensePlan:
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0]
+
+
+def _evidence_of_rows_alone(told):
+    """Return about the log evidence of a kernel that joins no two rows.
+
+    told (m, K) are the copies of each distinct row by label. One label is certain of its copies; of
+    several each share is as probable as any other, under a uniform prior of the probabilities.
+    """
+    copies, K = told.sum(axis=1), told.shape[1]
+    of_one = -np.log(K) * np.minimum(copies, 1.0)
+    of_several = gammaln(K) + gammaln(told + 1.0).sum(axis=1) - gammaln(copies + K)
+    return np.where(told.max(axis=1) == copies, of_one, of_several).sum()
 
 
 @dataclass

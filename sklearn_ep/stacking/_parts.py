@@ -93,7 +93,7 @@ class ProcessWithIntercept(EPGaussianProcessClassifier):
         if len(self.classes_) == 2 and self.method_ == "dense":
             seen = np.isfinite(self.loo_proba_)
             odds, copies = _log_odds(self.loo_proba_[seen]), self._plan.weight
-            alone = find_copies(self._plan.X, np.zeros(len(odds)), copies).of_each <= 1.0
+            alone = find_copies(self._plan.X, copies).of_each <= 1.0
             log_p = log_expit(np.column_stack([odds, -odds])[alone])
             rows = ClassRows(log_p, np.zeros(len(log_p), int), copies[alone])
             self.odds_slope_ = float(calibrated((LogPrior(self._spread_of_slope),), rows).scale[0])

@@ -183,20 +183,17 @@ def _told_of_part(part, _, classes):
 
 def copies_left_out_of_parts(run, data):
     """Return for each partition how many copies (n_k,) go with each row that is left out."""
-    keys = np.concatenate(run(_keys_of_part, data.sizes, data.classes, data.units))
+    seeds = [0] * len(data.sizes)
+    keys = np.concatenate(run(keys_of_part, seeds, data.classes, data.units, False))
     place = np.unique(keys, return_inverse=True)[1]
     copies = taken_copies(place, *labels_and_copies(run, data))
     return np.split(copies, np.cumsum(data.sizes)[:-1])
 
 
-def _keys_of_part(part, _, classes, units):
-    return standard_keys(read_rows(part, classes)[0], units, 0)
-
-
-def keys_of_part(part, seed, classes, units):
-    """Return the keys (n_k,) of the rows of a partition with their labels."""
+def keys_of_part(part, seed, classes, units, with_labels=True):
+    """Return the keys (n_k,) of the rows of a partition, of equal rows and labels or rows alone."""
     X, y, _ = read_rows(part, classes)
-    return standard_keys(X, units, seed, y)
+    return standard_keys(X, units, seed, y if with_labels else None)
 
 
 def batches_of_part(part, keys, classes, share):
