@@ -1,4 +1,4 @@
-"""Algebra of multivariate Gaussians in natural parameters.
+"""Gaussians: algebra in natural parameters, and the tail of one without cancellation.
 
 A Gaussian factor exp(shift' x - x' precision x / 2) is a pair of arrays, so that products and
 quotients of factors are sums and differences. Whether a factor is a proper density is decided here,
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import blas, cho_solve, cholesky, lapack
+from scipy.special import erfcx
 from threadpoolctl import ThreadpoolController
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
@@ -395,3 +396,16 @@ def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
         (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape
     )
     return (B.T @ scaled).toarray()
+
+
+def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return r = N(z) / Phi(z) and r + z, both without cancellation for any finite z.
+
+    Below z = -50 the sum r + z would lose every digit; there its asymptotic series takes over.
+    """
+    r = np.sqrt(2.0 / np.pi) / erfcx(-z / np.sqrt(2.0))
+    above, far = r + z, z < -50.0
+    if np.any(far):
+        t = np.maximum(-z, 50.0)
+        above = np.where(far, (1.0 - 2.0 / t**2 + 10.0 / t**4 - 74.0 / t**6) / t, above)
+    return r, above

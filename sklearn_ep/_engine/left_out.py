@@ -17,31 +17,15 @@ anywhere; `calibrated` finds it for rows at hand.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.special import entr, log_softmax
 
 from .gaussian import learned_curvature
-from .hyper import Node
+from .hyper import Node, log_weights_without
 from .quadrature import logistic_moments
-from .row_order import row_keys
-from .sites import one_copy
-
-
-def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
-    """Return log weights (M, n) of nodes with weight (M,) when each row is left out.
-
-    A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
-    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). The first
-    of the copies (n,) foretells the others; of less than one that is the power.
-    """
-    log_weight = np.log(weight)[:, None] - one_copy(copies) * log_own
-    return log_weight - np.logaddexp.reduce(log_weight, axis=0)
-
 
 # What a step may promise and not be looked at, in nats a copy of the rows: five to seven looks find
 # scales to 1e-4, of several classes and of two.
@@ -275,66 +259,3 @@ class ClassRows(NamedTuple):
         log_p = log_softmax(np.exp(theta) * self.log_p, axis=1)
         own = log_p[np.arange(len(log_p)), self.own]
         return own, (own + entr(np.exp(log_p)).sum(axis=1))[None]
-
-
-@dataclass
-class Copies:
-    """Which rows are copies of which: equal rows as one of so many copies, in an order of its own.
-
-    first (m,) are the rows that stand for theirs, group (n,) says for each row which of them does,
-    weight (m,) is that of all copies and share (n,) that of each row in it.
-    """
-
-    first: np.ndarray
-    group: np.ndarray
-    weight: np.ndarray
-    share: np.ndarray
-
-    @property
-    def of_each(self) -> np.ndarray:
-        """How many copies (n,) of each row there are."""
-        return self.weight[self.group]
-
-
-def find_copies(X: Any, weight: np.ndarray, y: np.ndarray | None = None) -> Copies:
-    """Return the `Copies` among rows X (n, d), dense or CSR, of weight (n,), and equal labels y."""
-    y = np.zeros(len(weight)) if y is None else y
-    key = X @ np.random.RandomState(0).standard_normal(X.shape[1])
-    order = np.argsort(key, kind="stable")
-    # so far apart, relative to the largest, products are surely those of different rows
-    apart = np.diff(key[order], prepend=-np.inf) > 1e-12 * np.max(np.abs(key), initial=1.0)
-    near = np.cumsum(apart)
-    keys = np.zeros(len(y), dtype=np.uint64)
-    several = np.bincount(near)[near] > 1
-    if np.any(several) and not sp.issparse(X):
-        # products may be as near where rows differ: one column is far larger than the others
-        keys[several] = row_keys(X[order[several]], 0)
-    sort = np.lexsort((keys, y[order], near))
-    order, near = order[sort], near[sort]
-    new = (np.diff(near, prepend=-1) > 0) | (np.diff(y[order], prepend=-1) != 0)
-    doubtful = np.flatnonzero(~new)
-    new[doubtful] = _differ(X, order[doubtful], order[doubtful - 1])
-    group = np.empty(len(y), dtype=np.intp)
-    group[order] = np.cumsum(new) - 1
-    total = np.bincount(group, weights=weight)
-    return Copies(order[new], group, total, weight / total[group])
-
-
-def _differ(X: Any, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return whether pairs of rows differ at all."""
-    if not sp.issparse(X):
-        return np.any(X[rows] != X[others], axis=1)
-    return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
-
-
-def taken_copies(place: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return how many copies (n,) go with a row that is left out; equal rows have one place (n,).
-
-    All with its label do, since one would foretell the others. Where equal rows have several labels
-    they are repeats of a measurement, of which one goes: the others tell of it what they tell of a
-    new row, and without all of its label those of other labels would speak against it.
-    """
-    labels, index = np.unique(y, return_inverse=True)
-    both, own = np.unique(place * len(labels) + index, return_inverse=True)
-    several = np.bincount(both // len(labels))[place] > 1
-    return np.where(several, one_copy(weight), np.bincount(own, weight)[own])

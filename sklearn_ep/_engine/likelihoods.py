@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import erfcx, log_expit, log_ndtr
+from scipy.special import log_expit, log_ndtr
 
-from .gaussian import row_blocks
+from .gaussian import normal_hazard, row_blocks
 from .quadrature import logistic_moments, tilted_by_panels
 
-_SQRT2 = np.sqrt(2.0)
 _REACH = 7.0  # sd on each side of the mode; beyond, a share of 1e-11
 _STEP = 0.7  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 1e-17
 _POLES = 1.0  # longest step: poles are pi from the axis, so the error is exp(-2 pi^2) there
@@ -94,19 +93,6 @@ class _Powered(Factor):
 
     def log_prob(self, y: Any, f: Any) -> Any:
         return self.exponent * self.factor.log_prob(y, f)
-
-
-def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return r = N(z) / Phi(z) and r + z, both without cancellation for any finite z.
-
-    Below z = -50 the sum r + z would lose every digit; there its asymptotic series takes over.
-    """
-    r = np.sqrt(2.0 / np.pi) / erfcx(-z / _SQRT2)
-    above, far = r + z, z < -50.0
-    if np.any(far):
-        t = np.maximum(-z, 50.0)
-        above = np.where(far, (1.0 - 2.0 / t**2 + 10.0 / t**4 - 74.0 / t**6) / t, above)
-    return r, above
 
 
 class Probit(Factor):

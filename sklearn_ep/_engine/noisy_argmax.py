@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, log_softmax, ndtr
 
-from .gaussian import ImproperPosterior
-from .likelihoods import Factor, LabelNoise, Logit, Probit, normal_hazard
+from .gaussian import ImproperPosterior, normal_hazard
+from .likelihoods import Factor, LabelNoise, Logit, Probit
 
 _NEWTON_STEPS = 25
 # Chances below which digits are lost.

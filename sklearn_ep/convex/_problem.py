@@ -13,8 +13,9 @@ from joblib import effective_n_jobs
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
-from .._engine.left_out import LeftOut, Priors, find_copies, taken_copies
+from .._engine.left_out import LeftOut, Priors
 from .._engine.partition import fit_token
+from .._engine.rows import find_copies, taken_copies
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
@@ -29,9 +30,9 @@ from ._parameters import (
     refuse_integration,
 )
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors, weighted_variances
+from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors
 from ._sites import LogisticSites
-from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
+from ._systems import SYSTEMS, Design, IterativeSystem, rademacher, weighted_variances
 from ._visits import NaturalGradient, SampledLoop
 
 

@@ -21,9 +21,9 @@ from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
-from .._engine.left_out import find_copies
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
+from .._engine.rows import find_copies
 from .._engine.sites import one_copy
 from .._estimator.checks import LARGEST_IN_UNITS
 from .._estimator.row_parts import (

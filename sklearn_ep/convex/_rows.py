@@ -21,7 +21,7 @@ import scipy.sparse as sp
 from .._engine.gaussian import row_blocks
 from .._engine.left_out import LeftOut, ScoreSums, best_scales
 from .._engine.partition import KEPT, add_up
-from .._engine.row_order import spread_bits
+from .._engine.rows import spread_bits
 from .._estimator.row_parts import read_part
 from ._calibration import SCALES, cavities, rows_left_out
 from ._sites import LogisticSites
@@ -30,6 +30,7 @@ from ._systems import (
     TINY,
     leave_one_out,
     squared,
+    surely_positive,
     weighted_gram,
     with_data,
     with_ones,
@@ -330,21 +331,7 @@ class ColumnSums(NamedTuple):
     def variances(self):
         """Variances (n,) of the columns, as far as these sums have digits."""
         squares = self.squares / self.weight
-        return _surely_positive(squares - (self.total / self.weight) ** 2, squares)
-
-
-def _surely_positive(variances, squares):
-    """Return variances, those zero that are rounding errors of columns of some mean squares."""
-    return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
-
-
-def weighted_variances(X, weight):
-    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
-    if sp.issparse(X):
-        return ColumnSums(total, X.T @ weight, X.multiply(X).T @ weight).variances
-    mean = X.T @ weight / total
-    return _surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
+        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
 
 
 def _column_sums(part, k, spec):

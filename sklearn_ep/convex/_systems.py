@@ -122,6 +122,21 @@ def squared(B):
     return with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
+def surely_positive(variances, squares):
+    """Return variances, those zero that are rounding errors of columns of some mean squares."""
+    return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
+
+
+def weighted_variances(X, weight):
+    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
+    total = weight.sum()
+    if sp.issparse(X):
+        squares = X.multiply(X).T @ weight / total
+        return surely_positive(squares - (X.T @ weight / total) ** 2, squares)
+    mean = X.T @ weight / total
+    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
+
+
 def weighted_inner(B, variances, C):
     """Return B diag(variances) C' as a dense matrix."""
     scaled = with_data(B, B.data * variances[B.indices]) if sp.issparse(B) else B * variances

@@ -28,19 +28,16 @@ from .._engine.class_sites import (
 )
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import average_of
+from .._engine.hyper import average_of, log_weights_without
 from .._engine.left_out import (
     CavityRows,
     LogPrior,
     calibrated,
     class_moments,
-    find_copies,
-    log_weights_without,
-    taken_copies,
 )
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
-from .._engine.row_order import minibatches, row_keys
+from .._engine.rows import find_copies, minibatches, row_keys, taken_copies
 from .._engine.sites import Sites
 from .._estimator.annotations import RowsLike
 from .._estimator.averaged import average_remarks

@@ -13,7 +13,7 @@ import joblib
 import numpy as np
 
 from .._engine.partition import Part, load_part
-from .._engine.row_order import row_keys
+from .._engine.rows import row_keys
 from .._estimator.checks import ColumnRanges
 from .._estimator.row_parts import checked_arrays, naming_part
 from .._estimator.tables import array_of, names_of, objects

@@ -12,7 +12,8 @@ from sklearn.preprocessing import SplineTransformer, StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter, validate_data
 
-from .._engine.left_out import ClassRows, LogPrior, calibrated, find_copies
+from .._engine.left_out import ClassRows, LogPrior, calibrated
+from .._engine.rows import find_copies
 from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic

@@ -14,6 +14,7 @@ from .nodes import Spacing as Spacing
 from .nodes import Visits as Visits
 from .nodes import average_of as average_of
 from .nodes import integrate as integrate
+from .nodes import log_weights_without as log_weights_without
 from .nodes import sample_about as sample_about
 from .nodes import star_about as star_about
 from .search import KEPT as KEPT

@@ -29,6 +29,7 @@ import numpy as np
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from ..partition import Workers
+from ..sites import one_copy
 from .search import find_mode
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
@@ -213,6 +214,17 @@ class Average(NamedTuple):
     def effective_number(self) -> float:
         """Number of equally heavy nodes that would be as concentrated."""
         return float(1.0 / np.sum(self.weight**2))
+
+
+def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
+    """Return log weights (M, n) of nodes with weight (M,) when each row is left out.
+
+    A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
+    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). The first
+    of the copies (n,) foretells the others; of less than one that is the power.
+    """
+    log_weight = np.log(weight)[:, None] - one_copy(copies) * log_own
+    return log_weight - np.logaddexp.reduce(log_weight, axis=0)
 
 
 def average_of(

@@ -22,10 +22,10 @@ from ..._engine.hyper import (
     average_of,
     curvature_at,
     integrate,
+    log_weights_without,
     sample_about,
     search_mode,
 )
-from ..._engine.left_out import log_weights_without
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap

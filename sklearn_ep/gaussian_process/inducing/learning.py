@@ -15,7 +15,7 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
-from ..._engine.row_order import other_keys
+from ..._engine.rows import other_keys
 from .._base import draw_seed
 from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta

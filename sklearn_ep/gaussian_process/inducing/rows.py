@@ -9,9 +9,8 @@ from sklearn.cluster import KMeans
 from sklearn.utils import check_array
 
 from ..._engine.gaussian import libraries, row_blocks
-from ..._engine.left_out import taken_copies
 from ..._engine.partition import Part, load_part, split_rows
-from ..._engine.row_order import minibatches, row_keys
+from ..._engine.rows import minibatches, row_keys, taken_copies
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, inducing_count, weighted_mean

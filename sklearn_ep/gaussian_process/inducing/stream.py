@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.left_out import taken_copies
 from ..._engine.loop import SILENT, worst_reason
 from ..._engine.partition import Part, PartMap
-from ..._engine.row_order import minibatches, row_keys
+from ..._engine.rows import minibatches, row_keys, taken_copies
 from ..._estimator.row_parts import CheckedRows
 from .._base import (
     check_kernel,

@@ -21,8 +21,8 @@ import numpy as np
 from scipy.special import erfcx, log_ndtr, ndtr
 
 from ..._engine.contracts import WholeEP
-from ..._engine.gaussian import ImproperPosterior
-from ..._engine.likelihoods import Factor, Tilted, normal_hazard
+from ..._engine.gaussian import ImproperPosterior, normal_hazard
+from ..._engine.likelihoods import Factor, Tilted
 from ..._engine.rules import match_moments
 from ..._engine.schedule import JointMarginals, towards
 from ..._engine.sites import Cavity, Sites, cavity
