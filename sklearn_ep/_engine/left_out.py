@@ -1,10 +1,10 @@
 """Rows left out: how probable a row is by the others, and the scales at which it is more so.
 
 A row is left out with all its copies, be they weights or written out: of two copies one would
-foretell the other (`taken_copies`, also of equal rows with several labels). That takes their sites
-from the posterior, which leaves a *cavity*, and their share from the weights of nodes: one that
-predicted a label well has its weight from that row, too. A posterior may be surer or less sure than
-it should. How well rows are predicted from the others shows by how much (stacking of cavities,
+foretell the other (`rows.taken_copies`, also of equal rows with several labels). That takes their
+sites from the posterior, which leaves a *cavity*, and their share from the weights of nodes: one
+that predicted a label well has its weight from that row, too. A posterior may be surer or less sure
+than it should. How well rows are predicted from the others shows by how much (stacking of cavities,
 Opper and Winther 2000; a tempered posterior, Gruenwald 2012): a model declares a few *scales* with
 priors of their logs, and what its rows say of them::
 
