@@ -147,7 +147,7 @@ def default_fit(X, y=None, weight=None, **settings):
     return EPGaussianProcessClassifier(**settings).fit(X, y, sample_weight=weight)
 
 
-DENSE = {200: 0.2041, 110: 0.1232}  # log losses of the dense fits of this test and a later one
+DENSE = {200: 0.2041, 140: 0.1263}  # log losses of the dense fits of this test and a later one
 
 
 @pytest.mark.parametrize("n", [pytest.param(200, marks=pytest.mark.slow), 201])
@@ -258,28 +258,28 @@ def test_other_units_or_rows_start_as_a_first_fit_does(data, few_are_averaged, u
     np.testing.assert_allclose(warm.predict_proba(unit * X), cold.predict_proba(unit * X))
 
 
-@pytest.mark.parametrize("n", [pytest.param(110, marks=pytest.mark.slow), 111])
+@pytest.mark.parametrize("n", [pytest.param(140, marks=pytest.mark.slow), 141])
 def test_several_classes_learn_apart_and_end_jointly(n, monkeypatch):
-    monkeypatch.setattr(LIMITS, "averaged", 110)
-    monkeypatch.setattr(LIMITS, "first_rows", 90)
+    monkeypatch.setattr(LIMITS, "averaged", 140)
+    monkeypatch.setattr(LIMITS, "first_rows", 100)
     rng = np.random.default_rng(0)
     X = rng.standard_normal((900, 4))
     y = np.argmax(2.0 * np.c_[np.sin(2.0 * X[:, 0]), X[:, 1], np.zeros(900)], axis=1)
     clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
     loss = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(600), y[300:]]))
     assert clf.multi_class_ == "joint" and clf.converged_
-    if n == 110:
-        assert clf.method_ == "dense" and loss == pytest.approx(DENSE[110], abs=1e-3)
+    if n == 140:
+        assert clf.method_ == "dense" and loss == pytest.approx(DENSE[140], abs=1e-3)
         return
-    assert clf.method_ == "sparse" and clf.site_precision_.shape == (3, 111)
+    assert clf.method_ == "sparse" and clf.site_precision_.shape == (3, 141)
     lengths = clf.kernel_.k2.length_scale
     assert min(lengths[2:]) > 1.5 * max(lengths[:2])
-    assert loss < DENSE[110] + 0.02
+    assert loss < DENSE[140] + 0.02
     before = clf.predict_proba(X[300:])
     np.testing.assert_allclose(clf.log_marginal_likelihood(clf.kernel_.theta), clf.log_evidence_)
-    again = clf.set_params(warm_start=True).fit(X[:111], y[:111]).predict_proba(X[300:])
+    again = clf.set_params(warm_start=True).fit(X[:141], y[:141]).predict_proba(X[300:])
     assert np.mean(np.abs(again - before)) < 0.02
-    more = clf.partial_fit(X[111:150], y[111:150])
+    more = clf.partial_fit(X[141:180], y[141:180])
     assert more.multi_class_ == "joint" and np.all(np.isfinite(more.predict_proba(X[300:])))
 
 
