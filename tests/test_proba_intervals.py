@@ -54,7 +54,7 @@ def fitted(name):
 def test_draws_fall_within_as_often_as_promised(name):
     est, groups = fitted(name)
     interval = est.predict_proba_interval(NEW, level=0.8, **groups)
-    draws = est.sample_proba(NEW, n_samples=4000, random_state=1, **groups)
+    draws = est.sample_proba(NEW, n_samples=8000, random_state=1, **groups)
     if len(est.classes_) == 2:
         interval, draws = interval[:, None], draws[:, :, 1:]
     assert interval.shape == (12, draws.shape[2], 2)

@@ -462,14 +462,15 @@ def test_a_stream_learns_lengths_by_column_from_its_first_rows():
     assert log_loss(whole, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
 
 
-def test_a_stream_keeps_rows_only_until_they_are_enough():
-    X, y = toy(1600, 2, 3, noise=0.5)
+def test_a_stream_keeps_rows_only_until_they_are_enough(monkeypatch):
+    monkeypatch.setattr(LIMITS, "averaged", 500)  # half of what it is
+    X, y = toy(800, 2, 3, noise=0.5)
     stream = EPGaussianProcessClassifier(n_inducing=10, site_memory="scalars", random_state=0)
     sizes = []
-    for i in range(0, 1600, 400):
-        stream.partial_fit(X[i : i + 400], y[i : i + 400], classes=[0, 1])
-        sizes.append(len(pickle.dumps(stream)) - 3 * 8 * (i + 400))  # sites and left-out values
-    assert sizes[1] - sizes[0] > 400 * 2 * 8 > abs(sizes[3] - sizes[2])
+    for i in range(0, 800, 200):
+        stream.partial_fit(X[i : i + 200], y[i : i + 200], classes=[0, 1])
+        sizes.append(len(pickle.dumps(stream)) - 3 * 8 * (i + 200))  # sites and left-out values
+    assert sizes[1] - sizes[0] > 200 * 2 * 8 > abs(sizes[3] - sizes[2])
     assert sizes[3] < sizes[1]
 
 

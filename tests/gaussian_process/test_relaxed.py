@@ -356,7 +356,7 @@ def test_moving_inducing_points_of_several_classes():
 def test_learns_the_rate_and_finds_the_wrong_labels():
     ours, theirs, auc, rates = [], [], [], []
     X_test, _, y_test = make_noisy_labels_classification(600, flip=0.0, random_state=99)
-    for seed in range(2):
+    for seed in range(3):
         X, y, _, flipped = make_noisy_labels_classification(
             200, return_flipped=True, random_state=seed
         )

@@ -30,14 +30,14 @@ def model(rate, **kw):
 def drawn_problem(seed, rate, n=8):
     """Rows, labels that may be wrong, new rows and the exact variances there.
 
-    By 2^16 draws of the prior in antithetic pairs, weighted by the likelihood.
+    By 2^17 draws of the prior in antithetic pairs, weighted by the likelihood.
     """
     rng = np.random.default_rng(seed)
     rows = rng.uniform(-2.0, 2.0, size=(n + 3, 1))
     root = np.linalg.cholesky((4.0 * RBF(1.0))(rows) + 1e-10 * np.eye(n + 3))
     f = root @ rng.normal(size=n + 3)
     y = (f[:n] + rng.normal(size=n) > 0) ^ (rng.uniform(size=n) < rate)
-    draws = rng.normal(size=(1 << 15, n + 3))
+    draws = rng.normal(size=(1 << 16, n + 3))
     draws = np.vstack([draws, -draws]) @ root.T
     w = np.prod(rate + (1.0 - 2.0 * rate) * ndtr(draws[:, :n] * np.where(y, 1.0, -1.0)), axis=1)
     w /= w.sum()
