@@ -3,16 +3,7 @@
 import os
 
 import pytest
-from asked_twice import is_asked_twice
 from threadpoolctl import threadpool_limits
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Leave to the nightly job the common checks that others ask in less time."""
-    for item in items:
-        if item.name.startswith("test_common[") and is_asked_twice(item.name):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -138,7 +138,7 @@ def test_a_fitted_estimator_shows_itself_in_a_notebook(name):
     assert all(address.startswith(("https://scikit-learn.org/", own)) for address in addresses)
     if hasattr(estimator, "set_callbacks"):  # scikit-learn 1.9, whose view shows what they mean
         assert all(f"--doc-link-{k};" in html for k in estimator.get_params(deep=False))
-    last = make_pipeline(StandardScaler(), clone(estimator)).fit(X[:24], y)
+    last = make_pipeline(StandardScaler().fit(rows), estimator)  # both are fitted
     assert name in last._repr_html_()
 
 

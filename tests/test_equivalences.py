@@ -156,8 +156,15 @@ def test_sparse_is_dense(name, container):
     np.testing.assert_allclose(outputs(a, X), outputs(b, container(X)), atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["GP sparse", "hierarchical"])
-@pytest.mark.parametrize("n_partitions", [2, 7])
+@pytest.mark.parametrize(
+    ("name", "n_partitions"),
+    [
+        ("GP sparse", 2),
+        ("GP sparse", 7),
+        ("hierarchical", 2),
+        pytest.param("hierarchical", 7, marks=pytest.mark.slow),
+    ],
+)
 def test_partitioned_is_whole(name, n_partitions):
     X, y = data(name)
     whole = clone(CASES[name]).set_params(n_partitions=1).fit(X, y)

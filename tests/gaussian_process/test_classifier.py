@@ -4,6 +4,7 @@ import pickle
 import re
 import warnings
 
+import joblib
 import numpy as np
 import pytest
 from oracles import oracle
@@ -271,10 +272,10 @@ def test_leave_one_out_probabilities_against_refits():
     est = fixed(kernel).fit(X, y)
     refit = [
         fixed(kernel).fit(np.delete(X, i, 0), np.delete(y, i)).predict_proba(X[i : i + 1])[0, y[i]]
-        for i in range(30)
+        for i in range(0, 30, 2)
     ]
-    np.testing.assert_allclose(est.loo_proba_, refit, atol=0.03)
-    assert np.abs(est.loo_proba_ - refit).mean() < 0.006
+    np.testing.assert_allclose(est.loo_proba_[::2], refit, atol=0.03)
+    assert np.abs(est.loo_proba_[::2] - refit).mean() < 0.006
 
 
 @pytest.mark.parametrize("amplitude", [1.0, 1e2, 1e4, 1e6])
@@ -344,7 +345,9 @@ def test_several_classes(multi_class, n_theta):
     settings = dict(optimizer=None, multi_class=multi_class)
     est = EPGaussianProcessClassifier(ConstantKernel(2.0) * RBF(1.0), **settings).fit(X, y)
     two = EPGaussianProcessClassifier(ConstantKernel(2.0) * RBF(1.0), n_jobs=2, **settings)
-    np.testing.assert_array_equal(two.fit(X, y).predict_proba(X), est.predict_proba(X))
+    with joblib.parallel_config(backend="threading"):
+        two.fit(X, y)
+    np.testing.assert_array_equal(two.predict_proba(X), est.predict_proba(X))
     assert est.score(X, y) > 0.9 and est.site_precision_.shape == (3, 75)
     np.testing.assert_allclose(est.predict_proba(X).sum(1), 1, atol=1e-14)
     mean, var = est.latent_mean_and_variance(X[:5])
@@ -602,8 +605,8 @@ def test_scales_beyond_double_precision_are_refused_by_name(make, method):
 @pytest.mark.parametrize("columns", [2, 30])
 def test_learning_does_not_depend_on_the_origin(make, columns):
     rng = np.random.RandomState(0)
-    X = np.round(rng.randn(60, columns) * 2.0**20) / 2.0**20  # the shift is exact
-    y = (X[:, 0] + rng.randn(60) > 0).astype(int)
+    X = np.round(rng.randn(40, columns) * 2.0**20) / 2.0**20  # the shift is exact
+    y = (X[:, 0] + rng.randn(40) > 0).astype(int)
     a, b = make(max_iter=10).fit(X, y), make(max_iter=10).fit(X + 1e8, y)
     np.testing.assert_allclose(b.predict_proba(X + 1e8), a.predict_proba(X), atol=1e-6)
 

@@ -1,7 +1,9 @@
 """Averages over a kernel through inducing points: exact posteriors, equivalences, streams."""
 
+import copy
 import pickle
 
+import joblib
 import numpy as np
 import pytest
 from oracles import oracle
@@ -41,7 +43,7 @@ def test_all_rows_as_inducing_points_give_the_exact_integral(k):
     assert clf.hyperparameters_used_ == "integrate"
 
 
-@pytest.mark.parametrize("n", [120, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [90, pytest.param(400, marks=pytest.mark.slow)])
 def test_all_rows_as_inducing_points_are_the_dense_average(n):
     X, y = rows(n)
     kernel = ConstantKernel(2.0) * RBF(1.5)
@@ -54,16 +56,17 @@ def test_all_rows_as_inducing_points_are_the_dense_average(n):
     np.testing.assert_allclose(sparse.kernel_.theta, dense.kernel_.theta, atol=0.2)
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     """With all rows as inducing points the weights and the answers are the dense ones, too."""
-    X, y = rows(130)
+    X, y = rows(105)
     X, new = np.c_[X, X[:, ::-1] ** 2], np.random.default_rng(1).normal(size=(50, 4))
     dense = GP(method="dense").fit(X, y)
     whole = GP(inducing_points=X, jitter=1e-9).fit(X, y)
     np.testing.assert_allclose(whole.hyper_theta_, dense.hyper_theta_, atol=1e-4)
     np.testing.assert_array_equal(whole.hyper_anisotropy_, dense.hyper_anisotropy_)
     np.testing.assert_allclose(whole.loo_proba_, dense.loo_proba_, atol=1e-5)
-    few = GP(method="sparse", n_inducing=20, random_state=0)
+    few = GP(method="sparse", n_inducing=16, random_state=0)
     assert len(few.fit(X, y).hyper_weights_) > 1
     # whether points stay or move, they follow the dense posterior, the nearer the better they lie
     moved = clone(few).set_params(learn_inducing=True).fit(X, y)
@@ -73,11 +76,13 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
     for name, fit in dict(whole=whole, few=few, moved=moved).items():
         np.testing.assert_allclose(fit.hyper_weights_, dense.hyper_weights_, atol=1e-6)
         assert fit.log_evidence_ == pytest.approx(dense.log_evidence_, abs=1e-6)
+        assert fit.converged_
         far[name] = np.abs(fit.predict_proba(new) - dense.predict_proba(new)).max()
     assert far["whole"] < 1e-5 and far["moved"] < 0.7 * far["few"] < 0.07
+    few.set_params(max_iter=2)  # of passes, which alone are told
     for settings in dict(optimizer="adam"), dict(n_inducing=10), dict(multi_class="joint"):
         assert clone(few).set_params(**settings).fit(X, y).hyperparameters_used_ == "mode"
-    monkeypatch.setattr(LIMITS, "averaged_through_points", (129, 100))
+    monkeypatch.setattr(LIMITS, "averaged_through_points", (104, 100))
     assert few.fit(X, y).hyperparameters_used_ == "mode"
 
 
@@ -85,15 +90,16 @@ def test_few_rows_have_the_kernels_of_the_dense_average(monkeypatch):
 def test_the_average_of_few_rows_depends_on_their_content_alone(moved):
     X, y = rows(100)
     order, weight = np.random.default_rng(0).permutation(100), np.arange(100) % 3
-    few = GP(method="sparse", n_inducing=25, learn_inducing=moved, random_state=0)
+    few = GP(method="sparse", n_inducing=15, learn_inducing=moved, random_state=0)
     first = few.fit(X, y).predict_proba(X)
-    again = clone(few).set_params(warm_start=True).fit(X, y)
+    again = copy.deepcopy(few).set_params(warm_start=True)
     fits = {
         "order": clone(few).fit(X[order], y[order]),
         "partitions": clone(few).fit([(X[:40], y[:40]), (X[40:], y[40:])]),
         "warm start": again.fit(X, y),
         "pickle": pickle.loads(pickle.dumps(few)),
     }
+    assert len(few.hyper_weights_) > 1
     for name, fit in fits.items():
         np.testing.assert_allclose(fit.predict_proba(X), first, atol=1e-3, err_msg=name)
     repeated = clone(few).fit(np.repeat(X, weight, 0), np.repeat(y, weight)).predict_proba(X)
@@ -157,14 +163,14 @@ def test_a_stream_goes_on_from_the_heaviest_node():
     X, y = rows(400)
     first, then = slice(0, 300), slice(300, 400)
     clf = averaged(n_inducing=15).fit(X[first], y[first])
+    other = copy.deepcopy(clf).set_params(optimizer=None, hyperparameters="mode")
     heaviest = clf.hyper_theta_[np.argmax(clf.hyper_weights_)]
     kernel = clf.kernel_.clone_with_theta(heaviest)
     with pytest.warns(UserWarning, match="partial_fit"):
         clf.partial_fit(X[then], y[then])
     given = dict(inducing_points=clf.inducing_points_, optimizer=None)
     plain = GP(kernel, method="sparse", random_state=0, **given).fit(X[first], y[first])
-    clf = averaged(n_inducing=15).fit(X[first], y[first]).set_params(optimizer=None)
-    clf.set_params(hyperparameters="mode").partial_fit(X[then], y[then])
+    clf = other.partial_fit(X[then], y[then])
     plain.partial_fit(X[then], y[then])
     assert clf.log_evidence_ == pytest.approx(plain.log_evidence_, abs=0.02)
     np.testing.assert_allclose(clf.predict_proba(X), plain.predict_proba(X), atol=1e-3)
@@ -175,15 +181,15 @@ def test_a_stream_goes_on_from_the_heaviest_node():
     ("n", "settings"),
     [
         (310, dict(batch_size=100, max_iter=10)),
-        (320, dict(learn_inducing=True)),
+        (302, dict(learn_inducing=True)),
         pytest.param(450, dict(power=0.5), marks=pytest.mark.slow),
     ],
 )
 def test_several_classes_share_the_nodes(n, settings):
     X, y = rows(n, n_classes=3)
-    clf = averaged(n_inducing=20, **settings).fit(X, y)
+    clf = averaged(n_inducing=12, **settings).fit(X, y)
     assert clf.hyper_nodes_.shape == (len(clf.hyper_weights_), 2) and len(clf.hyper_weights_) > 1
-    assert clf.inducing_mean_.shape == (3, 20)
+    assert clf.inducing_mean_.shape == (3, 12)
     given = dict(method="sparse", inducing_points=clf.inducing_points_, optimizer=None, tol=1e-4)
     given |= dict(power=settings.get("power", 1.0), multi_class="one_vs_rest")
     kernels = [clf.kernel_.clone_with_theta(theta) for theta in clf.hyper_theta_]
@@ -225,16 +231,17 @@ def test_label_errors_through_all_rows_are_those_of_the_dense_average():
 def test_label_errors_are_found_through_few_points():
     X, y = rows(300)
     wrong = np.random.default_rng(1).uniform(size=300) < 0.15
-    fits = [
-        RelaxedEPClassifier(
-            n_inducing=20,
-            hyperparameters="integrate",
-            learn_inducing=moved,
-            n_jobs=jobs,
-            random_state=0,
-        ).fit(X, np.where(wrong, 1 - y, y))
-        for moved, jobs in ((False, 1), (False, 2), (True, 1))
-    ]
+    with joblib.parallel_config(backend="threading"):
+        fits = [
+            RelaxedEPClassifier(
+                n_inducing=20,
+                hyperparameters="integrate",
+                learn_inducing=moved,
+                n_jobs=jobs,
+                random_state=0,
+            ).fit(X, np.where(wrong, 1 - y, y))
+            for moved, jobs in ((False, 1), (False, 2), (True, 1))
+        ]
     np.testing.assert_array_equal(fits[0].predict_proba(X), fits[1].predict_proba(X))
     for clf in fits:
         assert len(clf.hyper_weights_) > 3 and clf.inducing_points_.shape == (20, 2)
@@ -242,14 +249,19 @@ def test_label_errors_are_found_through_few_points():
         assert abs(clf.label_noise_ - 0.15) < 0.06
 
 
-@pytest.mark.parametrize("n", [501, pytest.param(1001, marks=pytest.mark.slow)])
-def test_label_errors_of_many_rows_go_through_points_without_a_step(n, monkeypatch):
+@pytest.mark.parametrize(
+    ("n", "points"),
+    [(301, 240), *(pytest.param(n, 400, marks=pytest.mark.slow) for n in (501, 1001))],
+)
+def test_label_errors_of_many_rows_go_through_points_without_a_step(n, points, monkeypatch):
     monkeypatch.setattr(LIMITS, "averaged", n - 1)
+    assert LIMITS.points_errors[1] == 400
+    monkeypatch.setattr(LIMITS, "points_errors", (100, points))
     X, y = rows(n)
     y = np.where(np.random.default_rng(1).uniform(size=n) < 0.15, 1 - y, y)
     through = RelaxedEPClassifier(random_state=0).fit(X, y)
     assert through.method_ == "sparse" and through.hyperparameters_used_ == "integrate"
-    assert len(through.inducing_points_) == 400 and through.converged_
+    assert len(through.inducing_points_) == points and through.converged_
     dense = RelaxedEPClassifier(method="dense", random_state=0).fit(X, y)
     new, _ = rows(200, seed=2)
     np.testing.assert_allclose(through.predict_proba(new), dense.predict_proba(new), atol=0.04)

@@ -81,30 +81,30 @@ def test_auto_leaves_two_classes_as_they_are_and_joins_more():
 
 
 def test_names_of_classes_order_of_rows_and_weights():
-    X, y = toy(45, 4, 3)
+    X, y = toy(30, 4, 3)
     new = 2 * np.random.RandomState(4).randn(20, 2)
     est = fixed(KERNEL).fit(X, y)
     proba, order = est.predict_proba(new), np.array([2, 0, 3, 1])
     renamed = fixed(KERNEL).fit(X, order[y])
     np.testing.assert_allclose(renamed.predict_proba(new)[:, order], proba, atol=1e-9)
-    rows = np.random.RandomState(5).permutation(45)
+    rows = np.random.RandomState(5).permutation(30)
     np.testing.assert_allclose(
         fixed(KERNEL).fit(X[rows], y[rows]).predict_proba(new), proba, atol=1e-9
     )
-    weight = np.random.RandomState(6).randint(0, 4, 45)
+    weight = np.random.RandomState(6).randint(0, 4, 30)
     weight[:4] = 1
     weighted = fixed(KERNEL).fit(X, y, sample_weight=weight)
     repeated = fixed(KERNEL).fit(np.repeat(X, weight, 0), np.repeat(y, weight))
     np.testing.assert_allclose(weighted.predict_proba(new), repeated.predict_proba(new), atol=1e-9)
     assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-8)
-    assert weighted.site_precision_.shape == (4, 45)
+    assert weighted.site_precision_.shape == (4, 30)
     assert np.all(weighted.site_precision_[:, weight == 0] == 0)
 
 
 def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
-    X, y = toy(45, 4, 3)
+    X, y = toy(30, 4, 3)
     new = 2 * np.random.RandomState(4).randn(8, 2)
-    for points in ({}, dict(method="sparse", inducing_points=X[:20], learn_inducing=False)):
+    for points in ({}, dict(method="sparse", inducing_points=X[:10], learn_inducing=False)):
         est = fixed(KERNEL, **points).fit(X, y)
         mean, var = est.latent_mean_and_variance(new)
         np.testing.assert_allclose(mean.sum(1), 0.0, atol=1e-6)
@@ -116,10 +116,10 @@ def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
 
 
 @pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("n_classes", [2, 3])
 def test_gradients_are_differences_of_evidences(points, n_classes):
-    X, y = toy(20, n_classes, 7)
-    given = dict(method="sparse", inducing_points=X[:10], learn_inducing=False) if points else {}
+    X, y = toy(14, n_classes, 7)
+    given = dict(method="sparse", inducing_points=X[:7], learn_inducing=False) if points else {}
     exact = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
     tol = 1e-9 if n_classes == 2 else 1e-3
     rough = fixed(KERNEL, multi_class="joint", tol=tol, **given).fit(X, y)
@@ -148,10 +148,10 @@ def test_learning_ends_near_the_top_without_a_warning():
 def test_left_out_probabilities_are_those_of_refits():
     X, y = toy(40, 3, 10)
     est, refitted = fixed(KERNEL).fit(X, y), []
-    for i in range(0, 40, 3):
+    for i in range(0, 40, 5):
         one = fixed(KERNEL, tol=1e-6).fit(np.delete(X, i, 0), np.delete(y, i))
         refitted.append(one.predict_proba(X[i : i + 1])[0, y[i]])
-    off = np.abs(est.loo_proba_[::3] - refitted)
+    off = np.abs(est.loo_proba_[::5] - refitted)
     assert off.mean() < 0.015 and off.max() < 0.08
 
 

@@ -4,7 +4,6 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
 from scipy.stats import norm
 from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -39,16 +38,16 @@ def toy(n, n_classes, seed, rate=0.15):
     return X, flipped(y, n_classes, rate, rng)[0]
 
 
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(400)
+
+
 def log_z_by_quadrature(rate, noise, y, mean, var):
     """Log chance of a label whose class wins a race of normal utilities, or is wrong."""
     total, K, others = np.sqrt(var + noise), len(mean), np.arange(len(mean)) != y
 
-    def density(t):
-        below = norm.cdf((t - mean[others]) / total[others])
-        return norm.pdf(t, mean[y], total[y]) * np.prod(below)
-
-    ends = mean[y] - 9.0 * total[y], mean[y] + 9.0 * total[y]
-    p = quad(density, *ends, epsabs=1e-13, epsrel=1e-13, limit=400)[0]
+    t = mean[y] + 9.0 * total[y] * NODES  # narrower normals than these have no less than 100 nodes
+    below = norm.cdf((t[:, None] - mean[others]) / total[others])
+    p = WEIGHTS @ (9.0 * norm.pdf(9.0 * NODES) * np.prod(below, axis=1))
     return np.log((1.0 - rate) * p + rate * (1.0 - p) / (K - 1))
 
 
@@ -121,7 +120,7 @@ def test_close_to_the_exact_posterior(n_classes):
     y[0] = y[5]
     assert len(np.unique(y)) == n_classes
     est = fixed(label_noise=0.2).fit(X, y)
-    rng, rows, n_draws = np.random.RandomState(0), np.vstack([X, NEW[:4]]), 12_000
+    rng, rows, n_draws = np.random.RandomState(0), np.vstack([X, NEW[:4]]), 6_000
     root = np.linalg.cholesky(KERNEL(rows) + 1e-9 * np.eye(len(rows)))
     f = np.einsum("ij,cjs->sic", root, rng.randn(n_classes, len(rows), n_draws))
     wins = np.exp(ErringArgmax(0.0, n_classes, fine=False).log_prob(f))
@@ -164,15 +163,15 @@ def test_random_labels_settle_and_say_nothing():
 
 
 def test_names_of_classes_order_of_rows_and_weights():
-    X, y = toy(45, 4, 3)
+    X, y = toy(30, 4, 3)
     est = fixed().fit(X, y)
     proba, order = est.predict_proba(NEW), np.array([2, 0, 3, 1])
     renamed = fixed().fit(X, order[y])
     np.testing.assert_allclose(renamed.predict_proba(NEW)[:, order], proba, atol=1e-8)
-    rows = np.random.RandomState(5).permutation(45)
+    rows = np.random.RandomState(5).permutation(30)
     moved = fixed().fit(X[rows], y[rows])
     np.testing.assert_allclose(moved.noise_proba_, est.noise_proba_[rows], atol=1e-8)
-    weight = np.random.RandomState(6).randint(0, 4, 45)
+    weight = np.random.RandomState(6).randint(0, 4, 30)
     weight[:4] = 1
     weighted = fixed().fit(X, y, sample_weight=weight)
     repeated = fixed().fit(np.repeat(X, weight, 0), np.repeat(y, weight))
@@ -183,7 +182,7 @@ def test_names_of_classes_order_of_rows_and_weights():
 
 @pytest.mark.parametrize("n_classes", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_all_rows_as_inducing_points_is_dense(n_classes):
-    X, y = toy(70, n_classes, 4)
+    X, y = toy(40, n_classes, 4)
     dense = fixed().fit(X, y)
     points = fixed(inducing_points=X, jitter=0.0).fit(X, y)
     assert points.method_ == "sparse"
@@ -196,10 +195,10 @@ def test_all_rows_as_inducing_points_is_dense(n_classes):
 
 
 def test_partitions_change_nothing():
-    X, y = toy(60, 3, 1)
-    settings = dict(multi_class="joint", n_inducing=15, random_state=0)
+    X, y = toy(40, 3, 1)
+    settings = dict(multi_class="joint", n_inducing=10, random_state=0)
     one, two = (RelaxedEPClassifier(n_partitions=P, **settings).fit(X, y) for P in (1, 2))
-    lists = RelaxedEPClassifier(**settings).fit([(X[:30], y[:30]), (X[30:], y[30:])])
+    lists = RelaxedEPClassifier(**settings).fit([(X[:15], y[:15]), (X[15:], y[15:])])
     assert one.multi_class_ == "joint"
     for other in (two, lists):
         assert other.log_evidence_ == pytest.approx(one.log_evidence_, rel=1e-10)
@@ -230,7 +229,7 @@ def test_learns_what_wrong_labels_hide(n_seeds):
 def test_the_rate_is_near_the_truth(n_seeds):
     off = []
     for seed in range(n_seeds):
-        X, clean = toy(200, 3, seed, rate=0.0)
+        X, clean = toy(160, 3, seed, rate=0.0)
         y, wrong = flipped(clean, 3, 0.15, np.random.RandomState(seed + 50))
         est = RelaxedEPClassifier(hyperparameters="mode").fit(X, y)
         off.append(est.label_noise_ - wrong.mean())

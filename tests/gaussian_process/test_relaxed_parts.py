@@ -33,10 +33,10 @@ def fixed(X, **kw):
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
 def test_parts_are_rows_in_memory(rule):
-    X, y = rows()
+    X, y = rows(100)
     whole = fixed(X, rule=rule).fit(X, y)
     loaders = [functools.partial(tuple, pair) for pair in cut(X, y)]
-    forms = [cut(X, y), loaders, cut(X, y, (75,))]
+    forms = [cut(X, y), loaders, cut(X, y, (50,))]
     fits = [fixed(X, rule=rule).fit(parts) for parts in forms]
     fits += [fixed(X, rule=rule, n_partitions=k).fit(X, y) for k in (1, 7)]
     expected = whole.log_marginal_likelihood(KERNEL.theta + 0.1, eval_gradient=True)
@@ -68,16 +68,22 @@ def test_relaxed_rows_reach_a_relaxed_fixed_point():
 @pytest.mark.parametrize("rule", ["ep", "relaxed"])
 def test_workers_do_not_change_a_bit(rule):
     X, y = rows()
-    parts, three = cut(X, y), np.digitize(X[:, 0], [-1.0, 1.0])
+    parts = cut(X, y)
     one = fixed(X, rule=rule, tol=1e-3).fit(parts)
     with joblib.parallel_config(backend="threading"):
         two = fixed(X, rule=rule, tol=1e-3, n_jobs=2).fit(parts)
     for name in ("inducing_mean_", "inducing_cov_", "noise_proba_", "relaxation_", "loo_proba_"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    with joblib.parallel_config(backend="loky"):  # whose processes get copies of the rows
+    # processes get copies of the rows
+    with joblib.parallel_config(backend="loky" if rule == "ep" else "threading"):
         kw = dict(n_inducing=8, hyperparameters="mode", n_partitions=2, random_state=0)
         one, two = (RelaxedEPClassifier(**kw, rule=rule, n_jobs=j).fit(X, y) for j in (1, 2))
     np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+
+
+def test_parts_of_several_classes_are_rows_in_memory():
+    X, _ = rows(100)
+    three = np.digitize(X[:, 0], [-1.0, 1.0])
     whole, parted = (fixed(X, rule="ep", n_partitions=k).fit(X, three) for k in (None, 3))
     np.testing.assert_allclose(parted.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(parted.loo_proba_, whole.loo_proba_, atol=1e-6)
@@ -115,7 +121,7 @@ def test_gradient_of_what_is_learned(rule):
         at = space.start(KERNEL.theta)
         at += 0.2 * np.random.RandomState(0).randn(len(at))
         gradient = evaluate(at, None).gradient
-        for i in np.r_[0:8, len(at) - 1]:
+        for i in np.r_[0:4, 9, len(at) - 1]:
             h = 1e-4 * np.eye(len(at))[i]
             up, down = (evaluate(at + s * h, None).objective for s in (1, -1))
             assert abs((up - down) / 2e-4 - gradient[i]) < 1e-5

@@ -86,8 +86,8 @@ def test_an_epoch_visits_every_batch_once():
 
 
 def test_learning_over_partitions_is_as_good_as_in_one_piece():
-    X, y = rows(200)
-    kw = dict(n_inducing=15, batch_size=20, max_iter=12, learning_rate=0.02, random_state=0)
+    X, y = rows(120)
+    kw = dict(n_inducing=12, batch_size=15, max_iter=8, learning_rate=0.02, random_state=0)
     one = EPGaussianProcessClassifier(**kw).fit(X, y)
     four = EPGaussianProcessClassifier(**kw, n_partitions=4).fit(X, y)
     assert four.log_evidence_ > one.log_evidence_ - 0.02 * len(y)

@@ -141,17 +141,27 @@ def data():
 
 
 def test_all_ways_to_fit_agree_at_one_power():
+    """And in how the evidence changes from another: each alone is near that of any power."""
     Z, y = data()
-    mode = dict(hyperparameters="mode")
-    one = functools.partial(HierarchicalEPLogistic, 2, power=0.3, **mode)
-    whole, parts = (one(**kw).fit(Z[:, :3], y) for kw in ({}, {"n_partitions": 3}))
-    two = functools.partial(HierarchicalEPLogistic, [2, 3], power=0.3, **mode)
-    ep, messages = (two(engine=e).fit(Z, y) for e in ("ep", "messages"))
+
+    def fits(power):
+        make = functools.partial(HierarchicalEPLogistic, power=power, hyperparameters="mode")
+        whole, parts = (make(2, n_partitions=k).fit(Z[:, :3], y) for k in (1, 3))
+        return whole, parts, *(make([2, 3], engine=e).fit(Z, y) for e in ("ep", "messages"))
+
+    small, large = fits(0.3), fits(0.9)
+    whole, parts, ep, messages = small
     for a, b, share in ((whole, parts, 0.01), (ep, messages, 0.05)):
         assert np.max(np.abs(a.coef_ - b.coef_) / a.coef_std_) < share
         np.testing.assert_allclose(b.coef_std_, a.coef_std_, rtol=share)
         np.testing.assert_allclose(np.log(b.tau_), np.log(a.tau_), atol=share)
     assert whole.log_evidence_ == pytest.approx(parts.log_evidence_, abs=0.05)
+    of_whole, of_parts, of_ep, of_messages = (
+        a.log_evidence_ - b.log_evidence_ for a, b in zip(small, large, strict=True)
+    )
+    assert max(of_whole, of_ep) < -5e-4
+    assert of_parts == pytest.approx(of_whole, rel=0.2)
+    assert of_messages == pytest.approx(of_ep, rel=0.2)
 
 
 def test_the_power_can_be_searched_and_keeps_sites_of_rows():

@@ -387,8 +387,9 @@ def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope(default):
     assert_allclose(np.exp(log_p), own.predict_proba(new), rtol=1e-9)
     latent = own.latent_mean_and_variance(new)[0]
     assert_array_equal(np.sign(log_p[:, 1] - log_p[:, 0]), np.sign(latent))
-    without = log_p / own.odds_slope_
-    without -= np.logaddexp(*without.T)[:, None]
+    slope, own.odds_slope_ = own.odds_slope_, 1.0
+    without, own.odds_slope_ = own.predict_log_proba(new), slope
+    assert_allclose(np.diff(log_p), slope * np.diff(without), rtol=1e-6, atol=1e-9)
     rows = np.arange(600), y[300:]
     assert -log_p[rows].mean() < -without[rows].mean() - 0.01
     plain = EPGaussianProcessClassifier.predict_proba_interval(own, new)
