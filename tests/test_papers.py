@@ -201,7 +201,7 @@ def stand_ins(tmp_path_factory):
         X = rng.standard_normal((n, d))
         return X, (X[:, 0] * X[:, 1] + 0.3 * rng.standard_normal(n) > 0).astype(np.uint8)
 
-    sizes = dict(pima532=(200, 7), image=(300, 18), flights_nyc2013=(11_000, 8), banana=(300, 2))
+    sizes = dict(pima532=(120, 7), image=(160, 18), flights_nyc2013=(11_000, 8), banana=(300, 2))
     few = "australian", "breast_wisconsin", "crabs", "heart", "ionosphere", "sonar"
     for name in (*few, "diabetis", "haberman", "spambase"):
         sizes[name] = 80, 4

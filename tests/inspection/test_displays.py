@@ -404,7 +404,7 @@ def steps_before(table):
     return StandardScaler().set_output(transform="pandas" if table else "default")
 
 
-@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("table", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_displays_look_through_pipelines(table):
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"])
