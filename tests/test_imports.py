@@ -96,7 +96,9 @@ def alone():
         "import sklearn_ep; loaded = {m for m in sys.modules if m.startswith('sklearn_ep')}\n"
         "a = sklearn_ep.SpikeSlabRegressor; b = sklearn_ep.SpikeSlabRegressor\n"
         "print(sorted(loaded), a is b, a.__module__, 'sklearn_ep.convex' in sys.modules)\n"
-        "from sklearn_ep import *; loaded = {m.split('.')[0] for m in sys.modules}\n"
+        "from sklearn_ep import *\n"
+        "import sklearn_ep.active_learning, sklearn_ep.datasets, sklearn_ep.inspection\n"
+        "loaded = {m.split('.')[0] for m in sys.modules}\n"
         f"print(sorted(loaded & {optional}))"
     )
     command = [sys.executable, "-W", "error", "-c", code]
