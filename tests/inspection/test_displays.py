@@ -537,7 +537,15 @@ def test_a_search_is_told_to_give_its_best_estimator(moons):
     assert best.ax_.get_title() == "EPGaussianProcessClassifier"
 
 
-@pytest.mark.parametrize("place", [[80, 83], [0, 1, 2], np.arange(164, 200), [5, 60, 61, 62, 199]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param([80, 83], marks=pytest.mark.slow),
+        [0, 1, 2],
+        np.arange(164, 200),
+        [5, 60, 61, 62, 199],
+    ],
+)
 def test_names_of_neighbouring_features_do_not_overlap(place):
     inclusion = np.zeros(200)
     inclusion[place] = 0.9
