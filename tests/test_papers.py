@@ -125,10 +125,10 @@ def test_the_package_of_an_item_is_the_code_that_it_leads_to(driver, monkeypatch
         return item.package_digest.__wrapped__(paper)  # not the one that is kept
 
     before = item.package_digest(paper)
-    for name in ("sklearn_ep.spike_slab._regressor", "sklearn_ep._engine.loop"):
-        source = ast.unparse(read(name))
-        assert digest_with(name, f'"""Other words."""\n# more\n\n{source}') == before
-        assert digest_with(name, f"{source}\nMORE = 1\n") != before
+    name = "sklearn_ep._engine.loop"  # which an estimator leads to
+    source = ast.unparse(read(name))
+    assert digest_with(name, f'"""Other words."""\n# more\n\n{source}') == before
+    assert digest_with(name, f"{source}\nMORE = 1\n") != before
     other = "sklearn_ep.gaussian_process._classifier"
     assert digest_with(other, f"{ast.unparse(read(other))}\nMORE = 1\n") == before
 
@@ -182,13 +182,25 @@ def test_split_normal_draws_have_their_own_density(driver):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_made_of_items_with_and_without_results(driver, name):
+def test_a_page_is_made_of_items_with_and_without_results(driver, name, monkeypatch):
+    from paper_items import item
+
+    # the digest of all code that a paper leads to takes long
+    monkeypatch.setattr(item, "package_digest", lambda module: "today")
     results = driver.stored(driver.RESULTS, name)
-    for item in driver.paper_of(name).ITEMS:
-        assert "*Not run.*" in driver.item_lines(name, item, None)
-        if item.name in results:
-            lines = driver.item_lines(name, item, json.loads(json.dumps(results[item.name])))
-            assert any("CPU minutes" in line for line in lines)
+    for own in driver.paper_of(name).ITEMS:
+        assert "*Not run.*" in driver.item_lines(name, own, None)
+        if own.name in results:
+            for package, changed in (("today", 0), ("before", 1)):
+                lines = driver.item_lines(name, own, results[own.name] | {"package": package})
+                assert any("CPU minutes" in line for line in lines)
+                assert sum("whose code has changed since" in line for line in lines) == changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_that_a_paper_leads_to_has_a_digest(driver, name):
+    assert len({own.package for own in driver.paper_of(name).ITEMS}) == 1
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +213,7 @@ def stand_ins(tmp_path_factory):
         X = rng.standard_normal((n, d))
         return X, (X[:, 0] * X[:, 1] + 0.3 * rng.standard_normal(n) > 0).astype(np.uint8)
 
-    sizes = dict(pima532=(200, 7), image=(300, 18), flights_nyc2013=(11_000, 8), banana=(300, 2))
+    sizes = dict(pima532=(120, 7), image=(160, 18), flights_nyc2013=(11_000, 8), banana=(300, 2))
     few = "australian", "breast_wisconsin", "crabs", "heart", "ionosphere", "sonar"
     for name in (*few, "diabetis", "haberman", "spambase"):
         sizes[name] = 80, 4

@@ -19,12 +19,12 @@ from sklearn_ep import (
 pd = pytest.importorskip("pandas")
 
 ESTIMATORS = [
-    EPGaussianProcessClassifier(n_inducing=10, optimizer=None, random_state=0),
-    RelaxedEPClassifier(n_inducing=10, optimizer=None, random_state=0, label_noise=0.1),
+    EPGaussianProcessClassifier(n_inducing=6, optimizer=None, random_state=0),
+    RelaxedEPClassifier(n_inducing=6, optimizer=None, random_state=0, label_noise=0.1),
     SpikeSlabRegressor(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.5),
     ConvexVariationalLogistic(hyperparameters="mode"),
     ConvexVariationalRegressor(),
-    HierarchicalEPLogistic(),
+    HierarchicalEPLogistic(tol=0.1),
 ]
 every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
 NAMES = ["height", "weight", "age"]

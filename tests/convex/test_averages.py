@@ -124,7 +124,7 @@ def test_nodes_weigh_by_the_evidence_of_ep_at_the_sites_of_the_bound(case):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_evidence_of_ep_is_nearer_to_the_truth_than_the_bound(seed):
     X, y = make(60, 6, seed=seed, scale=4.0)
     B, sign = np.column_stack([X, np.ones(60)]), np.where(y, 1.0, -1.0)
@@ -256,7 +256,7 @@ def test_the_evidence_of_groups_is_that_of_a_common_factor(seed):
     y = (X @ [1.0, 1.0] + rng.logistic(size=100) > 0).astype(int)
     kw = dict(prior_groups=[0, 1], fit_intercept=False, tol=1e-6, max_iter=200)
     mode, est = (fit(X, y, hyperparameters=how, **kw) for how in ("mode", "integrate"))
-    grid, step = np.linspace(-4, 6, 161, retstep=True)
+    grid, step = np.linspace(-4, 6, 101, retstep=True)
     u = np.stack(np.meshgrid(grid, grid, indexing="ij")).reshape(2, -1)
     log_lik = log_expit((2 * y - 1)[:, None] * (X @ u)).sum(axis=0)
 
@@ -267,12 +267,12 @@ def test_the_evidence_of_groups_is_that_of_a_common_factor(seed):
     # at the mode it is the bound alone, which is a little below
     gap = evidence(mode.prior_variance_) - mode.log_evidence_
     assert 0.0 < gap < 0.01
-    phi, width = np.linspace(-5, 9, 57, retstep=True)
+    phi, width = np.linspace(-5, 9, 29, retstep=True)
     proportion, unit = mode.prior_variance_, mode.prior_variance_ @ X.var(axis=0) / X.var(0).sum()
     each = [evidence(np.exp(p) * proportion) + log_half_cauchy(p + np.log(unit), X) for p in phi]
     assert est.log_evidence_ == pytest.approx(logsumexp(each) + np.log(width), abs=0.05)
     # with a prior of each group and proportions integrated out it is lower
-    phi, width = np.linspace(-7, 9, 25, retstep=True)
+    phi, width = np.linspace(-7, 9, 17, retstep=True)
     own = [log_half_cauchy(phi, X[:, [j]]) for j in range(2)]
     both = [
         evidence(np.exp([p, q])) + own[0][i] + own[1][j]
@@ -380,7 +380,7 @@ def test_sparse_dual_and_jobs_give_the_same():
 
 
 def test_condition_on_weighs_nodes_by_what_they_foretold():
-    X, y = make(60, 4, seed=9)
+    X, y = make(48, 4, seed=9)
     e = fit(X[:40], y[:40])
     new = e.condition_on(X[40:], y[40:])
     sign = 1.0 if y[40] == 1 else -1.0
@@ -392,7 +392,7 @@ def test_condition_on_weighs_nodes_by_what_they_foretold():
     np.testing.assert_allclose(first.hyper_weights_, w / w.sum(), rtol=1e-5)
     assert first.log_evidence_ == pytest.approx(e.log_evidence_ + np.log(w.sum()), abs=1e-5)
     one = e
-    for i in range(40, 60):
+    for i in range(40, 48):
         one = one.condition_on(X[[i]], y[[i]])
     np.testing.assert_allclose(one.hyper_weights_, new.hyper_weights_, rtol=1e-9)
     np.testing.assert_allclose(one.predict_proba(X), new.predict_proba(X), rtol=1e-9)
@@ -503,9 +503,11 @@ def log_prior(slope, temper):
     return -0.5 * (np.log(slope) / 0.3) ** 2 - of_temper
 
 
-def objective(sign, weight, mean, var, slope, temper):
+def objective(sign, weight, mean, var, slope, temper, every=1):
+    """What slope and temper are to maximise; each fourth node is enough for sds below ten."""
     m, sd = slope * mean, slope * np.sqrt(temper * var)
-    p = expit(sign[:, None] * (m[:, None] + sd[:, None] * NODES)) @ WEIGHTS
+    p = expit(sign[:, None] * (m[:, None] + sd[:, None] * NODES[::every])) @ WEIGHTS[::every]
+    p /= WEIGHTS[::every].sum()
     return weight @ np.log(p) + log_prior(slope, temper)
 
 
@@ -518,13 +520,15 @@ def test_slope_and_temper_of_many_rows_are_where_exact_integrals_find_them():
     at = np.log(out.scale)
 
     def density(theta):
-        return objective(sign, np.ones(n), mean, var, *np.exp(theta))
+        return objective(sign, np.ones(n), mean, var, *np.exp(theta), every=4)
 
     best = minimize(lambda theta: -density(theta), at, options=dict(gtol=1e-2))
     assert abs(out.scale[0] - 1.0) > 0.02 and -best.fun - density(at) < 2e-3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, 4, *(pytest.param(s, marks=pytest.mark.slow) for s in (3, 5))]
+)
 def test_slope_and_temper_are_where_brute_force_finds_them(seed):
     rng = np.random.default_rng(seed)
     n = [3, 10, 40, 40, 80, 80][seed]
@@ -580,10 +584,10 @@ def test_left_out_probabilities_of_an_average_are_those_of_fits_without_the_row(
     X, y = make(40, 3, seed=16)
     e = fit(X, y, calibration=None)
     own = []
-    for i in range(0, 40, 2):
+    for i in range(0, 40, 4):
         rest = np.arange(40) != i
         own.append(fit(X[rest], y[rest], calibration=None).predict_proba(X[[i]])[0, y[i]])
-    gap = np.abs(e.loo_proba_[::2] - own)
+    gap = np.abs(e.loo_proba_[::4] - own)
     assert gap.max() < 0.025 and gap.mean() < 0.006
 
 

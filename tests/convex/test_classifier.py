@@ -1,5 +1,7 @@
 """ConvexVariationalLogistic against oracles, equivalences and hostile data."""
 
+import copy
+import functools
 import warnings
 
 import numpy as np
@@ -405,14 +407,14 @@ def test_condition_on_with_sampled_variances_and_several_classes():
     ("prior", "bound", "variance"),
     [
         *(("gaussian", "kl", v) for v in ("exact", "calibrated", "monte_carlo", "lanczos")),
-        *(("laplace", "kl", v) for v in ("exact", "calibrated")),
-        *(("gaussian", "local", v) for v in ("exact", "lanczos")),
-        *(pytest.param("laplace", "kl", v, marks=SLOW) for v in ("monte_carlo", "lanczos")),
-        *(pytest.param("gaussian", "local", v, marks=SLOW) for v in ("calibrated", "monte_carlo")),
+        ("laplace", "kl", "exact"),
+        ("gaussian", "local", "exact"),
         *(
-            pytest.param("laplace", "local", v, marks=SLOW)
-            for v in ("exact", "calibrated", "monte_carlo", "lanczos")
+            pytest.param(prior, bound, v, marks=SLOW)
+            for prior, bound in (("laplace", "kl"), ("gaussian", "local"), ("laplace", "local"))
+            for v in ("calibrated", "monte_carlo", "lanczos")
         ),
+        pytest.param("laplace", "local", "exact", marks=SLOW),
     ],
 )
 def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, prior):
@@ -437,6 +439,12 @@ def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, p
         for part in (e.coef_, e.coef_std_, e.intercept_, e.predict_log_proba(data)):
             assert np.all(np.isfinite(part))
         assert np.all(e.coef_std_ > 0)
+
+
+@functools.cache
+def small_fit():
+    X, y = make(40, 4, seed=15)
+    return X, y, ConvexVariationalLogistic().fit(X, y)
 
 
 @pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
@@ -577,8 +585,8 @@ def test_extreme_weights():
     ],
 )
 def test_bad_parameters_are_named_and_leave_the_fit_alone(kw, word):
-    X, y = make(40, 4, seed=15)
-    e = ConvexVariationalLogistic().fit(X, y)
+    X, y, fitted = small_fit()
+    e = copy.deepcopy(fitted)
     before = e.predict_proba(X)
     e.set_params(**kw)
     with pytest.raises(ValueError, match=word):

@@ -56,7 +56,7 @@ def test_the_posterior_is_that_of_long_sampling():
 
 
 def test_sparse_rows_names_of_classes_and_weights():
-    X, y = toy(60, 4)
+    X, y = toy(40, 4)
     X[np.abs(X) < 0.5] = 0.0
     est = fit(X, y)
     assert est.coef_.shape == est.coef_std_.shape == (4, 3) and est.intercept_.shape == (4,)
@@ -66,7 +66,7 @@ def test_sparse_rows_names_of_classes_and_weights():
     order = np.array([2, 0, 3, 1])
     renamed = fit(X, order[y])
     np.testing.assert_allclose(renamed.coef_[order], est.coef_, atol=1e-7)
-    weight = np.random.default_rng(2).integers(0, 4, 60)
+    weight = np.random.default_rng(2).integers(0, 4, 40)
     weight[:4] = 1
     weighted = plain_logistic(tol=1e-8, max_iter=100).fit(X, y, sample_weight=weight)
     repeated = fit(np.repeat(X, weight, 0), np.repeat(y, weight))
@@ -92,7 +92,7 @@ def test_iris_is_better_than_one_against_the_rest_and_its_peer():
 
 
 def test_the_learned_prior_variance_is_at_the_top_of_evidence_times_prior():
-    X, y = toy(80, 3, seed=3)
+    X, y = toy(50, 3, seed=3)
     est = fit(X, y, learn_prior=True, tol=1e-4)
     tried = [est.prior_variance_ * f for f in (0.7, 1.0, 1.4)]
     evidence = [fit(X, y, prior_variance=v, tol=1e-4).log_evidence_ for v in tried]
@@ -102,14 +102,14 @@ def test_the_learned_prior_variance_is_at_the_top_of_evidence_times_prior():
 
 
 def test_rows_left_out_calibrate():
-    X, y = toy(60, 3, seed=7)
+    X, y = toy(40, 3, seed=7)
     est = ConvexVariationalLogistic(1.0, tol=1e-6, max_iter=100).fit(X, y)
     plain = fit(X, y, tol=1e-6)
     np.testing.assert_array_equal(est.coef_, plain.coef_)
     one = np.array(
         [
             fit(np.delete(X, i, 0), np.delete(y, i), tol=1e-6).predict_proba(X[i : i + 1])[0, y[i]]
-            for i in range(0, 60, 8)
+            for i in range(0, 40, 8)
         ]
     )
     np.testing.assert_allclose(plain.loo_proba_[::8], one, atol=0.01)
@@ -120,7 +120,7 @@ def test_rows_left_out_calibrate():
     np.testing.assert_allclose(est.decision_function(X), m)
     committee = est.sample_proba(X[:6], 4000, random_state=0)
     np.testing.assert_allclose(committee.mean(0), est.predict_proba(X[:6]), atol=0.02)
-    assert est.loo_mean_.shape == est.loo_variance_.shape == (3, 60)
+    assert est.loo_mean_.shape == est.loo_variance_.shape == (3, 40)
 
     # no other slope and temper foretell labels better, their priors included
     def value(slope, temper):
@@ -139,7 +139,7 @@ def test_a_row_is_left_out_with_all_its_copies():
     X, y = toy(40, 3, seed=5)
     weight = np.random.default_rng(5).uniform(0.2, 2.0, 40)
     loo = fit(X, y, sample_weight=weight).loo_proba_
-    for i in [*np.argsort(weight)[:3], *np.argsort(weight)[-3:]]:
+    for i in [*np.argsort(weight)[:2], *np.argsort(weight)[-2:]]:
         without = weight * (np.arange(40) != i)
         proba = fit(X, y, sample_weight=without, tol=1e-4).predict_proba(X[[i]])[0, y[i]]
         assert loo[i] == pytest.approx(proba, abs=0.02), (weight[i], loo[i], proba)
@@ -166,12 +166,13 @@ def test_draws_summary_intervals_and_diagnosis():
 def test_conditioning_on_rows_is_close_to_a_refit():
     X, y = toy(120, 3, seed=5)
     part = fit(X[:110], y[:110])
+    coef = part.coef_.copy()
     more, whole = part.condition_on(X[110:], y[110:]), fit(X, y)
     before = np.abs(part.predict_proba(X) - whole.predict_proba(X)).max()
     after = np.abs(more.predict_proba(X) - whole.predict_proba(X)).max()
     assert after < 0.02 and after < 0.5 * before
     assert more.log_evidence_ == pytest.approx(whole.log_evidence_, abs=0.3)
-    np.testing.assert_array_equal(part.coef_, fit(X[:110], y[:110]).coef_)
+    np.testing.assert_array_equal(part.coef_, coef)
 
 
 def test_a_warm_start_goes_on_from_the_sites():
@@ -259,7 +260,7 @@ SLOW = pytest.mark.slow
 )
 def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight):
     """Given the sites, everything that draws tell is known from the matrix of all classes."""
-    (X, y), K, k, q = toy(60, 3, d=40, seed=8), 3, 1200, 41
+    (X, y), K, k, q = toy(60, 3, d=20, seed=8), 3, 1200, 21
     kw = dict(multi_class="joint", variance="calibrated", random_state=0, tol=1e-8)
     est = plain_logistic(prior, n_variance_samples=k, **kw).fit(X, y, np.full(60, weight))
     spread, n_weights = est._posteriors[0].spread, q * K
@@ -337,20 +338,20 @@ def test_sites_of_rows_are_those_of_all_their_copies():
     ids=["dense", "sparse"],
 )
 def test_many_coefficients_of_all_classes_need_no_matrix(kind, monkeypatch):
-    monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_WEIGHTS", 1000)
+    monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_WEIGHTS", 500)
     rng = np.random.default_rng(9)
-    X = np.where(rng.random((80, 300)) < 0.1, rng.exponential(size=(80, 300)), 0.0)
-    y = np.argmax(X[:, :200].reshape(80, 4, 50).sum(2) + 0.3 * rng.gumbel(size=(80, 4)), axis=1)
-    weight, order = rng.integers(1, 3, 80), rng.permutation(80)
+    X = np.where(rng.random((60, 200)) < 0.1, rng.exponential(size=(60, 200)), 0.0)
+    y = np.argmax(X[:, :160].reshape(60, 4, 40).sum(2) + 0.3 * rng.gumbel(size=(60, 4)), axis=1)
+    weight, order = rng.integers(1, 3, 60), rng.permutation(60)
     est = ConvexVariationalLogistic(random_state=0).fit(kind(X), y, sample_weight=weight)
     assert est.multi_class_ == "joint" and est.variance_method_ == "calibrated" and est.converged_
     repeated = kind(np.repeat(X[order], weight[order], 0)), np.repeat(y[order], weight[order])
     same = ConvexVariationalLogistic(random_state=0).fit(*repeated)
     np.testing.assert_array_equal(est.coef_, same.coef_)
     np.testing.assert_array_equal(est.predict_proba(kind(X)), same.predict_proba(kind(X)))
-    assert est.loo_proba_.shape == (80,) and est.score(kind(X), y) > 0.8
+    assert est.loo_proba_.shape == (60,) and est.score(kind(X), y) > 0.8
     draws = est.sample_posterior(3, random_state=0)
-    assert draws.shape == (4, 3, 301)
+    assert draws.shape == (4, 3, 201)
     cov = est.latent_covariance(kind(X[:4]))
     np.testing.assert_allclose(cov, cov.transpose(0, 2, 1), rtol=1e-5, atol=1e-8)
     # a system for each row of the shorter side, whichever that is
@@ -401,7 +402,7 @@ def test_many_classes_take_no_memory_of_rows_times_squared_classes(monkeypatch):
     n, n_classes = 240, 40
     monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_PAIRS", n * n_classes**2 // 4)
     X, y = np.random.default_rng(0).normal(size=(n, 2)), np.arange(n) % n_classes
-    clf = ConvexVariationalLogistic(1.0, calibration=None)
+    clf = ConvexVariationalLogistic(1.0, calibration=None, tol=1.0)
     tracemalloc.start()
     try:
         with pytest.warns(UserWarning, match="40 classes of 240 rows.* one against the rest.*GiB"):

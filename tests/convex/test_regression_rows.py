@@ -82,11 +82,22 @@ def test_partitions_are_the_rows_in_memory(name):
     mixed = [(sp.csr_matrix(X[cut]) if k else X[cut], y[cut]) for k, cut in enumerate(pieces)]
     two = make(name).fit([lambda part=part: part for part in mixed])
     check_same(two, whole, X)
-    for backend in ("threading", "loky"):
-        with joblib.parallel_config(backend, n_jobs=2):
-            again = make(name).fit(mixed)
-        np.testing.assert_array_equal(again.coef_, two.coef_)
-        assert again.temper_ == two.temper_
+    with joblib.parallel_config("threading", n_jobs=2):
+        again = make(name).fit(mixed)
+    np.testing.assert_array_equal(again.coef_, two.coef_)
+    assert again.temper_ == two.temper_
+
+
+@pytest.mark.slow
+@every
+def test_processes_give_the_bits_of_one(name):
+    X, y = data(far=3.0)
+    parts = [(X[cut], y[cut]) for cut in np.array_split(np.arange(len(y)), 3)]
+    with joblib.parallel_config("loky", n_jobs=2):
+        other = make(name).fit(parts)
+    one = make(name).fit(parts)
+    np.testing.assert_array_equal(other.coef_, one.coef_)
+    assert other.temper_ == one.temper_
 
 
 @every

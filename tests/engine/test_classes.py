@@ -245,15 +245,15 @@ def test_a_part_that_lacks_something_is_refused_by_name():
 @pytest.mark.parametrize("K", [2, 3, 6])
 def test_probabilities_of_all_classes_are_those_of_many_nodes(factor, K):
     rng = np.random.default_rng(7)
-    mean = rng.standard_normal((120, K)) * 10.0 ** rng.uniform(-1, 3, (120, 1))
-    var = 10.0 ** rng.uniform(-1, 1, (120, K))
+    mean = rng.standard_normal((60, K)) * 10.0 ** rng.uniform(-1, 3, (60, 1))
+    var = 10.0 ** rng.uniform(-1, 1, (60, K))
     many = factor.nodes._replace(depth=40.0, spacing=0.2, counts=np.array([400, 2000]))
     each = NoisyArgmax(factor.noise, factor.against_rest, many)
-    truth = [each.tilted(np.full(120, c), mean, var).log_z for c in range(K)]
+    truth = [each.tilted(np.full(60, c), mean, var).log_z for c in range(K)]
     truth = np.column_stack(truth) - logsumexp(truth, axis=0)[:, None]
     got = factor.log_proba(mean, var)
     # chances that double precision has no number for are among them, and rows where all are alike
-    assert truth.min() < -5000.0 and np.sum(truth.min(axis=1) > -50.0) > 30
+    assert truth.min() < -5000.0 and np.sum(truth.min(axis=1) > -50.0) > 15
     assert np.all(np.isfinite(got))
     within = truth.min(axis=1) > -300.0
     np.testing.assert_allclose(got[within], truth[within], rtol=1e-6, atol=1e-7)

@@ -329,8 +329,8 @@ def test_posterior_is_that_of_sparse_rows():
     "given, bound",
     [
         (dict(n=80, K=2, levels=(10,)), 0.02),
-        (dict(n=200, K=3, levels=(12, 5)), 0.1),
-        (dict(n=120, K=3, levels=(8,), slope=True), 0.1),
+        (dict(n=100, K=3, levels=(7, 4)), 0.1),
+        (dict(n=60, K=3, levels=(5,), slope=True), 0.1),
         pytest.param(dict(n=200, K=5, levels=(12,)), 0.3, marks=pytest.mark.slow),
     ],
 )

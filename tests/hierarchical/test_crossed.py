@@ -155,7 +155,7 @@ def test_slopes_that_vary_by_a_shared_and_by_the_local_factor():
 
 def test_order_of_factors_and_rows_and_the_kind_of_labels_do_not_matter():
     X, y, G = people_and_items()
-    model = functools.partial(HierarchicalEPLogistic, refine=False)  # few nodes are as telling
+    model = functools.partial(HierarchicalEPLogistic, **MODE)  # one node is as telling
     base = model([2, 3]).fit(np.column_stack([X, G]), y)
     back = model([2, 3]).fit(np.column_stack([X, G[:, ::-1]]), y)
     assert apart(base, back) < 1e-3
@@ -425,10 +425,6 @@ def test_what_stops_early_says_so_and_still_predicts():
             est.fit(Z, y)
         assert est.n_iter_ == 1 and not est.converged_
         assert np.all(np.isfinite(est.predict_proba(Z)))
-    plain = HierarchicalEPLogistic([2, 3], refine=False).fit(Z, y)
-    assert plain.theta_rule_ == "star" and apart(fitted("ep"), plain) < 0.05
-    np.testing.assert_allclose(np.log(plain.tau_), np.log(fitted("ep").tau_), atol=0.1)
-    assert plain.log_evidence_ == pytest.approx(fitted("ep").log_evidence_, abs=0.1)
 
 
 # ---------------------------------------------------------------------------- partitions
@@ -653,7 +649,7 @@ def test_bad_data_are_named_before_any_work():
         fit.predict_proba(Z[:, :3])
     with pytest.raises(ValueError, match="groups= was given"):
         fit.predict_proba(Z, groups=G)
-    beside = HierarchicalEPLogistic(**MODE).fit(X, y, groups=G)
+    beside = HierarchicalEPLogistic(**MODE, tol=1.0).fit(X, y, groups=G)
     with pytest.raises(ValueError, match="groups has 3 columns"):
         beside.predict_proba(X, groups=np.column_stack([G, G[:, 0]]))
 
@@ -745,12 +741,13 @@ def test_star_and_lattice_agree_and_checks_mend_a_star():
     Z = np.column_stack([X, G])
     lattice, star = fitted("ep"), HierarchicalEPLogistic([2, 3], refine=False).fit(Z, y)
     assert (lattice.theta_rule_, star.theta_rule_) == ("grid", "star")
+    assert apart(lattice, star) < 0.05
     assert star.log_evidence_ == pytest.approx(lattice.log_evidence_, abs=0.1)
     np.testing.assert_allclose(np.log(star.tau_), np.log(lattice.tau_), atol=0.1)
 
 
 def test_factors_nested_the_wrong_way_round_are_told_how():
-    Z, y = pupils(1, 1, 12, 6, 8, (0.7, 0.6))
+    Z, y = pupils(1, 1, 6, 4, 5, (0.7, 0.6))
     with pytest.warns(UserWarning, match="from the outside in.*give .*2, "):
         HierarchicalEPLogistic([3, (3, 2)], fit_intercept=False, hyperparameters="mode").fit(Z, y)
 

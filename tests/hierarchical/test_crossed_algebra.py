@@ -187,10 +187,10 @@ def test_gradient_with_small_groups(theta):
 def by_cubature(sign, mean, cov, tau):
     """log Z and moments of (eta, u) by a product rule."""
     k = len(mean)
-    x, w = np.polynomial.hermite_e.hermegauss(24)
+    x, w = np.polynomial.hermite_e.hermegauss(18)
     mesh = np.stack(np.meshgrid(*[x] * k, indexing="ij"), -1).reshape(-1, k)
     weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * k, indexing="ij"), -1), -1).ravel()
-    u = np.linspace(-8, 8, 321)
+    u = np.linspace(-8, 8, 201)
     eta = mean + mesh @ np.linalg.cholesky(cov).T
     joint = weight[:, None] * norm.pdf(u) * (u[1] - u[0])
     for i in range(k):
@@ -387,8 +387,8 @@ def test_updated_sites_match_the_tilted_moments():
 def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):
     """Panels about the doubtful places of each group agree with nodes everywhere."""
     rng = np.random.default_rng(0)
-    roots = rng.normal(size=(30, 4, 4))
-    sign, mean = rng.choice([-1.0, 1.0], size=(30, 4)), 20.0 * rng.normal(size=(30, 4))
+    roots = rng.normal(size=(15, 4, 4))
+    sign, mean = rng.choice([-1.0, 1.0], size=(15, 4)), 20.0 * rng.normal(size=(15, 4))
     wide = _group_sites.Moments(mean, roots @ roots.transpose(0, 2, 1))
     panels = _group_sites.tilted_groups(sign, wide, 100.0)
     monkeypatch.setattr(_group_sites, "_LARGE", np.inf)

@@ -8,7 +8,7 @@ from scipy.special import ndtri
 from sklearn_ep import HierarchicalEPLogistic
 
 
-def pupils(n=300):
+def pupils(n=150):
     rng = np.random.default_rng(3)
     X = pd.DataFrame({"hours": rng.normal(size=n), "age": rng.normal(size=n)})
     X["school"], X["item"] = rng.integers(12, size=n), [f"i{k}" for k in rng.integers(5, size=n)]

@@ -19,7 +19,7 @@ def rows_of(n_groups, size, seed):
 
 def test_a_lost_variance_of_a_small_group_costs_its_node(monkeypatch):
     """What rounding leaves of an effect's variance is zero above some scale."""
-    X, y = rows_of(40, 4, 0)
+    X, y = rows_of(20, 4, 0)
     est = HierarchicalEPLogistic(2, tol=1e-5).fit(X, y)
     at = np.sort(est.hyper_nodes_[:, 0])
     limit = 0.5 * (at[-2] + at[-1])
@@ -42,7 +42,7 @@ def test_a_lost_variance_of_a_small_group_costs_its_node(monkeypatch):
 
 
 def test_where_slopes_have_no_posterior_the_star_is_drawn_in(monkeypatch):
-    X, y = rows_of(30, 20, 1)
+    X, y = rows_of(20, 20, 1)
     est = HierarchicalEPLogistic(2, random_slopes=[0]).fit(X, y)
     assert est.theta_rule_ == "star"
     limit = np.max(est.hyper_nodes_[:, 2]) - 0.05

@@ -276,7 +276,7 @@ def test_draws_without_rows_have_the_moments_of_a_chain():
 
 
 def test_almost_nested_factors_are_corrected_and_told_of():
-    Z, y = nested_data(near=12)
+    Z, y = nested_data(40, near=8)
     est = fitted(Z, y)
     ep = HierarchicalEPLogistic([1, 2], engine="ep", refine=False).fit(Z, y)
     np.testing.assert_allclose(np.log(est.tau_), np.log(ep.tau_), atol=0.08)

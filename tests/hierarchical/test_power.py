@@ -112,7 +112,7 @@ def test_the_fixed_point_is_that_of_one_row_after_the_other():
 def test_towards_zero_it_is_variational_bayes():
     """The Gaussian of least divergence from the posterior, and its bound of the evidence."""
     rows, design, prior = problem()
-    signed, x = rows.sign[:, None] * design, GRID * 10
+    signed, x = rows.sign[:, None] * design, GRID[::10] * 10
     weight = np.exp(-0.5 * x**2) / np.exp(-0.5 * x**2).sum()
     mean, cov = np.zeros(6), np.linalg.inv(prior)
     for _ in range(200):
@@ -171,7 +171,7 @@ def test_the_power_can_be_searched_and_keeps_sites_of_rows():
         {"power": [0.5, 1.0]},
         scoring="neg_log_loss",
         cv=2,
-    ).fit(Z[:200, :3], y[:200])
+    ).fit(Z[:100, [0, 1, 3]], y[:100])
     assert search.best_params_["power"] in (0.5, 1.0)
     rng = np.random.default_rng(0)  # groups of three rows: integrated exactly by EP alone
     g, X = np.repeat(np.arange(60), 3), rng.normal(size=(180, 1))

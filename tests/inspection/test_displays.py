@@ -404,7 +404,7 @@ def steps_before(table):
     return StandardScaler().set_output(transform="pandas" if table else "default")
 
 
-@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("table", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_displays_look_through_pipelines(table):
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"])
@@ -537,7 +537,15 @@ def test_a_search_is_told_to_give_its_best_estimator(moons):
     assert best.ax_.get_title() == "EPGaussianProcessClassifier"
 
 
-@pytest.mark.parametrize("place", [[80, 83], [0, 1, 2], np.arange(164, 200), [5, 60, 61, 62, 199]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param([80, 83], marks=pytest.mark.slow),
+        [0, 1, 2],
+        np.arange(164, 200),
+        [5, 60, 61, 62, 199],
+    ],
+)
 def test_names_of_neighbouring_features_do_not_overlap(place):
     inclusion = np.zeros(200)
     inclusion[place] = 0.9

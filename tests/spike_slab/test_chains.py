@@ -181,8 +181,8 @@ def test_moments_intervals_and_predictions_are_those_of_the_draws(intercept):
 
 
 def test_the_same_answer_whatever_the_order_of_columns_and_after_a_pickle():
-    X, y = correlated("chain of both signs", 40, n=60, seed=3)
-    order = np.random.default_rng(0).permutation(40)
+    X, y = correlated("chain of both signs", 25, n=60, seed=3)
+    order = np.random.default_rng(0).permutation(25)
     two = dict(max_iter=2)  # rounds
     a, b = SpikeSlabRegressor(**two).fit(X, y), SpikeSlabRegressor(**two).fit(X[:, order], y)
     np.testing.assert_allclose(b.inclusion_proba_, a.inclusion_proba_[order], atol=1e-9)
@@ -236,7 +236,7 @@ def test_copies_are_worth_one_column():
 
 
 def test_chains_that_do_not_agree_are_told():
-    X, _ = correlated("chain of both signs", 200, n=100, seed=5)
+    X, _ = correlated("chain of both signs", 100, n=100, seed=5)
     y = X[:, :40] @ np.random.default_rng(0).normal(size=40)
     with pytest.warns(ConvergenceWarning, match="not mixed"):
         reg = SpikeSlabRegressor(max_iter=1).fit(X, y)
@@ -416,7 +416,7 @@ def test_a_credible_set_holds_the_columns_that_cannot_be_told_apart():
     X = rng.normal(size=(80, 40))
     X[:, 10:13] = X[:, [0]]
     X[:, 13] = -X[:, 0]
-    reg = SpikeSlabRegressor(max_iter=4).fit(X, 2 * X[:, 0] - 2 * X[:, 1] + rng.normal(size=80))
+    reg = SpikeSlabRegressor(max_iter=2).fit(X, 2 * X[:, 0] - 2 * X[:, 1] + rng.normal(size=80))
     sets = reg.credible_sets()
     assert len(sets) == 2 and [1] in [m.tolist() for m in sets]
     shared = next(k for k, m in enumerate(sets) if 0 in m)

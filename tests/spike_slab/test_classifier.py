@@ -110,8 +110,8 @@ def test_the_average_is_that_of_a_fine_grid():
     clf = SpikeSlabClassifier(tol=1e-6).fit(X, y)
     sign = np.where(y == 1, 1.0, -1.0)
     weight, found = [], []
-    for x in np.linspace(-4, 7, 12):
-        for odds in np.linspace(-5, 4, 10):
+    for x in np.linspace(-4, 7, 9):
+        for odds in np.linspace(-5, 4, 8):
             state = solved((x, odds), X, sign, 1e-3, 50)
             # slab over noise has the density (1 + r)^(-3/2) / 2, the inclusion is Beta(1, sqrt(d))
             prior = x - 1.5 * np.logaddexp(0, x) + np.log(expit(odds))

@@ -159,7 +159,7 @@ WEAK = {
     "weak, correlated": lambda: make_spike_slab_regression(
         60, 100, n_informative=6, noise=1.5, correlation=0.9, random_state=4
     ),
-    "null": lambda: make_spike_slab_regression(40, 80, n_informative=0, noise=1.0, random_state=5),
+    "null": lambda: make_spike_slab_regression(30, 50, n_informative=0, noise=1.0, random_state=5),
     "n > d": lambda: make_spike_slab_regression(80, 30, noise=2.0, random_state=6),
 }
 
@@ -442,14 +442,16 @@ def test_noise_is_not_learned_away_on_wide_sparse_data(seed, d):
     assert 0.78 < covered < 0.98
 
 
-def test_attributes_say_how_the_hyperparameters_were_learned():
-    X, y, _ = make_spike_slab_regression(60, 350, n_informative=6, noise=0.3, random_state=13)
+def test_attributes_say_how_the_hyperparameters_were_learned(monkeypatch):
+    many = model_evidence._LEARNING._replace(search_all=1000)  # entries; 20,000 take longer
+    monkeypatch.setattr(model_evidence, "_LEARNING", many)
+    X, y, _ = make_spike_slab_regression(30, 40, n_informative=3, noise=0.3, random_state=13)
     given = dict(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.1)
     assert SpikeSlabRegressor(**given).fit(X, y).search_used_ == "none"
     assert SpikeSlabRegressor().fit(X, y).search_used_ == "best"
-    reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :50], y)
+    reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :16], y)
     assert reg.search_used_ == "all" and not reg.dense_start_used_
-    assert reg.fit(X[:, :50], y).search_used_ == "warm"
+    assert reg.fit(X[:, :16], y).search_used_ == "warm"
     X, y, _ = make_spike_slab_regression(12, 60, n_informative=6, random_state=3)
     assert SpikeSlabRegressor(hyperparameters="mode").fit(X, y).dense_start_used_
 
@@ -474,9 +476,9 @@ def test_random_state_reaches_the_models_that_check_the_evidence(monkeypatch):
 
 def test_groups_help_on_grouped_data():
     rng = np.random.default_rng(7)
-    groups = np.arange(100) // 5
-    coef = rng.normal(size=100) * np.isin(groups, [2, 9])
-    X = rng.normal(size=(30, 100))
+    groups = np.arange(60) // 5
+    coef = rng.normal(size=60) * np.isin(groups, [2, 9])
+    X = rng.normal(size=(30, 60))
     y = X @ coef + 0.2 * rng.normal(size=30)
     plain, grouped = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(X, y, groups=groups)
     error = [np.linalg.norm(r.coef_ - coef) for r in (plain, grouped)]
@@ -513,11 +515,12 @@ def hostile(rng):
     }
 
 
-LONG = ("duplicates",)  # chains, which those of correlated columns are asked, too
+# chains, which those of correlated columns are asked, too, and units, which have a test
+NIGHTLY = ("duplicates", "column scales", "large y", "small y", "constant y", "far from zero")
 
 
 @pytest.mark.parametrize(
-    "name", [nightly(n) if n in LONG else n for n in hostile(np.random.default_rng(8))]
+    "name", [nightly(n) if n in NIGHTLY else n for n in hostile(np.random.default_rng(8))]
 )
 def test_hostile_data_give_finite_fits(name):
     X, y = hostile(np.random.default_rng(8))[name]

@@ -246,7 +246,7 @@ def test_splines_are_those_of_scikit_learn():
 
 
 def test_weights_are_repeated_rows_in_the_default_parts(data):
-    X, y = data
+    X, y = (a[:80] for a in data)
     X = np.column_stack([X, X[:, 0] > 0])
     count = np.random.default_rng(0).integers(0, 3, len(y))
     weighed = BayesianStackingClassifier(random_state=0).fit(X, y, count)
@@ -257,9 +257,9 @@ def test_weights_are_repeated_rows_in_the_default_parts(data):
 
 def test_copies_of_rows_are_counted_where_columns_are_many(monkeypatch):
     """Twenty rows are fewer than many columns, their eighty copies more."""
-    monkeypatch.setattr("sklearn_ep.stacking._parts._MOST_COLUMNS", 60)
+    monkeypatch.setattr("sklearn_ep.stacking._parts._MOST_COLUMNS", 30)
     rng = np.random.default_rng(0)
-    X, count = rng.standard_normal((20, 61)), np.full(20, 4)
+    X, count = rng.standard_normal((20, 31)), np.full(20, 4)
     y = (X[:, :20].sum(axis=1) > 0).astype(int)
     weighed = BayesianStackingClassifier(random_state=0).fit(X, y, count)
     repeated = BayesianStackingClassifier(random_state=0)
@@ -403,12 +403,12 @@ def test_a_process_that_is_too_unsure_of_two_classes_has_a_slope(default):
 
 def test_several_classes_inducing_points_and_rows_seen_again_have_none(default):
     process = clone(default.named_estimators_["gaussian_process"])
-    X, y = rings(50)
+    X, y = rings(30)
     assert process.fit(X, y).odds_slope_ > 1.1
-    assert_allclose(process.fit(X, y, np.full(50, 2.0)).odds_slope_, 1.0, atol=1e-4)
+    assert_allclose(process.fit(X, y, np.full(30, 2.0)).odds_slope_, 1.0, atol=1e-4)
     assert_allclose(process.fit(np.repeat(X, 2, 0), np.repeat(y, 2)).odds_slope_, 1.0, atol=1e-4)
     few = dict(hyperparameters="mode", max_iter=2)
-    for more, labels in (few, np.arange(50) % 3), (dict(method="sparse", n_inducing=20), y):
+    for more, labels in (few, np.arange(30) % 3), (dict(method="sparse", n_inducing=12), y):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             other = clone(process).set_params(**more).fit(X, labels)
