@@ -748,17 +748,16 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 def _of_any_fit(estimator, problem, fits):
     """Return the fitted attributes that every fit has, of a batch of a stream too."""
     own = [f.attributes for f in fits]
-    counts = {f"{name}_": int(sum(a[name] for a in own)) for name in ("n_mvm", "n_passes")}
+    names = {"n_mvm": "n_mvm_", "n_passes": "n_passes_", "n_newton": "n_newton_iter_"}
     return {
         **run_attributes(fits),
         **_coefficient_attributes([f.posterior for f in fits], estimator.n_features_in_),
         **_averages_told(estimator, [a["average"] for a in own]),
-        **counts,
-        "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
+        **{full: int(sum(a.get(name, 0) for a in own)) for name, full in names.items()},
         "effective_dof_": one_or_stack([a["dof"] for a in own]),
         "variance_method_": problem.variance,
         "solver_": problem.solver,
-        "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
+        "log_evidence_std_": float(np.hypot.reduce([a.get("evidence_std", 0.0) for a in own])),
     }
 
 

@@ -226,11 +226,16 @@ SCALE_RANGE = (1e-6, 1e6)
 SCALE_SHARE = 0.05
 
 
+def log_scales(prior, scale):
+    """Return the logs of what is learned of the scale of a prior."""
+    return np.log(np.atleast_1d(scale)) if prior.learn else np.empty(0)
+
+
 def in_log_scales(prior, logs):
-    """Return the scale of a prior by the logs of what is learned of it."""
+    """Return the scale of a prior by these logs, which may begin with others."""
     if not prior.learn:
         return prior.start_scale
-    return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[0]))
+    return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[-1]))
 
 
 class PredictorPrior(NamedTuple):
@@ -285,10 +290,11 @@ class LearnedScale:
     units the columns are.
     """
 
-    learn: bool
+    learn = False
     evidence_slope: Any
     rate: float
-    n_sites: int
+    n_sites = 0
+    scale_share = 1.0
     growth = 1.0  # a scale of which the loss has so many powers needs so much shorter steps
     of_scale: PredictorPrior | None = None
     start_scale: Any = 1.0
@@ -332,15 +338,13 @@ class GaussianPrior(LearnedScale):
     which has a scale of its own; None gives all of them one. `learn` asks for scales by evidence.
     """
 
-    n_sites = 0
     rate = 0.5  # of the prior sd of a predictor in the scale, which multiplies variances
 
     def __init__(self, variance, n_features, learn, groups=None):
-        self.scale_share = 1.0 if groups is None else SCALE_SHARE
         self.variance, self.n_features, self.learn = variance, n_features, learn
         self.groups = groups
         if groups is not None:
-            self.start_scale = np.ones(groups.max() + 1)
+            self.start_scale, self.scale_share = np.ones(groups.max() + 1), SCALE_SHARE
 
     def for_columns(self, column_variances):
         """Return the prior for columns of variances (n_features,); groups start in their units."""
@@ -417,7 +421,6 @@ class SitePrior(LearnedScale):
     learned from 1 on, so that `site` itself says where learning starts.
     """
 
-    scale_share = 1.0
     rate = 1.0  # of the prior sd of a predictor in the scale
 
     def __init__(self, site, variance, n_features, learn):
@@ -469,10 +472,8 @@ class SitePrior(LearnedScale):
         return float(np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d]))
 
 
-class CarriedPrior:
+class CarriedPrior(LearnedScale):
     """The Gaussian with a mean and a system that a stream carries from batch to batch."""
-
-    n_sites, learn, start_scale, scale_share = 0, False, 1.0, 1.0
 
     def __init__(self, mean, system):
         self.mean, self.system = mean, system

@@ -48,14 +48,11 @@ class EPEnergy:
     n_rows: float
     constant: float = 0.0
 
-    def at(self, sites, start=None):
-        """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper.
-
-        `start` is the state before, whose roots start those of the inverse map.
-        """
+    def at(self, sites):
+        """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper."""
         low = LOW_SITE / self.factor.slab_variance
         marginals = self.model.marginals(sites[1], sites[0], self.noise, low)
-        return EnergyState(self, sites, marginals, start)
+        return EnergyState(self, sites, marginals)
 
     def with_parameters(self, h):
         """Return the same data at hyperparameters h: log noise, log slab variance, logit."""
@@ -66,20 +63,14 @@ class EPEnergy:
 class EnergyState:
     """Sites with all that EP and the descent of its energy want to know; parts made on demand."""
 
-    def __init__(self, problem, sites, marginals, before=None):
+    def __init__(self, problem, sites, marginals):
         self.problem, self.sites, self.marginals = problem, sites, marginals
         self.mean, self.var = marginals.mean, marginals.var
-        self._roots = None if before is None else before.roots
 
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""
-        return self.problem.factor.matched(self.mean, self.var, self._roots, self.tilted.inclusion)
-
-    @property
-    def roots(self):
-        """Roots of the inverse map here, or the last known ones where they were not needed."""
-        return vars(self)["matched"].start if "matched" in vars(self) else self._roots
+        return self.problem.factor.matched(self.mean, self.var)
 
     @cached_property
     def energy(self):
@@ -200,7 +191,7 @@ def swept_in_turn(state, damping):
 
     for first in range(0, d, size):
         index = np.arange(first, min(first + size, d))
-        state = problem.at(sites, state) if first else state
+        state = problem.at(sites) if first else state
         joint = JointMarginals(state.mean[index], state.marginals.block(index))
         sites = sites.copy()
         sites[:, index] = joint.swept(sites[:, index], updated, lambda i, s: s[::-1], damping)
@@ -208,23 +199,20 @@ def swept_in_turn(state, damping):
 
 
 def regular_ep(
-    problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True,
-    signed=False, in_turn=False,
+    problem, sites, *, max_iter, tol, damping, monitor=SILENT, energies=True, signed=False,
+    in_turn=False,
 ):  # fmt: skip
     """Run EP with positive sites; return the loop's Result, its payload the last state.
 
     All sites change together, or one after another where they go `in_turn`. Where the fixed point
     wants a negative site the iteration ends elsewhere: the residual, which knows no bound on the
     sites, then stays large. Only next to a fixed point `signed` sites are safe, and acceleration.
-    Roots of the inverse map start from those of the state `before`; without `energies`, which cost
-    half a sweep each, none is recorded.
+    Without `energies`, which cost half a sweep each, none is recorded.
     """
     require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
-    last = before
 
     def evaluate(x):
-        nonlocal last
-        last = state = problem.at(x, last)
+        state = problem.at(x)
         record = {"objective": state.energy} if energies else {}
         target = state.target
         if signed:
@@ -371,7 +359,7 @@ class Descent:
     def _accepted(self, state, move):
         """The state after the step if its energy is low enough, else None."""
         try:
-            new = state.problem.at(state.sites + move, state)
+            new = state.problem.at(state.sites + move)
             if not (np.all(new.var > 0) and np.all(np.isfinite(new.mean))):
                 return None
         except ImproperPosterior:

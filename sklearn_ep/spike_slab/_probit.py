@@ -312,9 +312,9 @@ def make_plan(estimator, X, y, sample_weight):
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
     check_working_columns(estimator, columns)
     labels = np.where(training.y == 1, 1.0, -1.0)
-    given = estimator.slab_variance, estimator.prior_inclusion
+    given = 1.0, estimator.slab_variance, estimator.prior_inclusion
     model = LinearModel(np.sqrt(weight)[:, None] * columns, labels, reduced=False)
-    space = Space.of(model, weight.sum(), 1.0, *(None if v == "auto" else v for v in given))
+    space = Space.of(model, weight.sum(), *given)
     factor = SpikeSlab(np.exp(space.value[1]), space.value[2])
     how, small = estimator.hyperparameters, columns.size <= LARGEST_INTEGRATED
     return ProbitPlan(
