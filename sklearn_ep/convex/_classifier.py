@@ -1,7 +1,6 @@
 """Bayesian logistic regression by convex variational inference."""
 
 import copy
-import functools
 import warnings
 from typing import Any, Self
 
@@ -30,8 +29,6 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
-    FitMonitor,
-    fit_each_problem,
     fit_method,
     fit_problems,
     hyper_attributes,
@@ -473,13 +470,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """Fit rows in partitions; callbacks are told X and y as the caller gave them."""
         with PartMap(parts, self.n_jobs, prefer="threads") as run:
             problem = make_parted(self, run, from_user)
-            n_problems = len(problem.lasts)
-            most = problem.limits.max_iter if n_problems == 1 else n_problems
-            monitor = FitMonitor(
-                self, X, y, most, lambda step: {"_posteriors": [problem.posterior(step)]}
-            )
-            fits = fit_each_problem(functools.partial(fit_parted, problem), n_problems, monitor)
-            monitor.finish()
+            data = None, problem.limits.max_iter, (X, y)
+            fits = fit_problems(self, problem, fit_parted, *data)
         _store_fit(self, problem, fits, None)
 
     @available_if(_may_stream)

@@ -17,6 +17,7 @@ from .._estimator.checks import (
     check_common,
     check_hyperparameters,
     check_number,
+    check_positive,
     group_numbers,
     refuse_joint,
 )
@@ -83,12 +84,12 @@ def check_parameters(estimator):
         )
     for name in ("learn_prior", "fit_intercept"):
         check_choice(name, getattr(estimator, name), [True, False])
-    _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
+    check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
     if isinstance(scale, str):
         check_choice("laplace_scale", scale, ["learn"], "a number")
     else:
-        _check_positive("laplace_scale", scale, finite=True)
+        check_positive("laplace_scale", scale, finite=True)
     check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
     check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
     check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
@@ -157,13 +158,6 @@ def refuse_integration(estimator, setting):
 def is_flat(estimator):
     """Whether there is an intercept with a flat prior."""
     return bool(estimator.fit_intercept) and np.isinf(estimator.intercept_prior_variance)
-
-
-def _check_positive(name, value, finite=False):
-    """Raise unless the parameter is a positive number."""
-    check_number(name, value, 0, boundaries="neither")
-    if finite and np.isinf(value):
-        raise ValueError(f"{name} must be finite.")
 
 
 # Rows times squared classes, each a number of eight bytes in several matrices, up to which "auto"
@@ -495,7 +489,7 @@ class CarriedPrior(LearnedScale):
 def prior_variances(estimator, d, variance):
     """Return the prior variances of d features, given in `variance`, and of the intercept."""
     if np.ndim(variance) == 0:
-        _check_positive("prior_variance", variance, finite=True)
+        check_positive("prior_variance", variance, finite=True)
     variance = np.asarray(variance, dtype=float)
     if variance.shape not in ((), (d,)):
         raise ValueError(

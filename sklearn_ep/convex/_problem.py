@@ -181,7 +181,7 @@ def fit_sampled(problem, sign, monitor, k):
     return _calibrated(fit, _of_all_rows(memory.copies, of_rows))
 
 
-def fit_parted(problem, monitor, k):
+def fit_parted(problem, _, monitor, k):
     """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
     # class k against the rest, else the second of two classes
     positive = k if len(problem.lasts) > 1 else 1

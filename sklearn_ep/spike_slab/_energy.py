@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
-from scipy.special import expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
@@ -88,11 +87,9 @@ class EnergyState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in the hyperparameters at a fixed point."""
-        p, (squares, second, features, indicators) = self.problem, self.slab_statistics
-        noise = 0.5 * (squares / p.noise - p.n_rows)
-        slab = 0.5 * (second / p.factor.slab_variance - features)
-        expected = p.factor.n_indicators(len(self.mean)) * expit(p.factor.logit)
-        return np.array([noise, slab, indicators - expected])
+        p, q = self.problem, self.marginals
+        noise = 0.5 * ((q.squared_error + q.trace) / p.noise - p.n_rows)
+        return np.append(noise, p.factor.slopes(self.matched_tilted))
 
     @property
     def slab_statistics(self):
@@ -134,10 +131,9 @@ class EnergyState:
 
         An improper cavity has no undamped update: the residual is then at least 1.
         """
-        factor, t = self.problem.factor, self.tilted
-        move = np.maximum(np.abs(t.mean - self.mean), np.abs(np.sqrt(t.var) - np.sqrt(self.var)))
-        largest = move.max() / np.sqrt(factor.slab_variance)
-        return float(largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0))
+        factor = self.problem.factor
+        largest = factor.moved(self.tilted, self.mean, self.var)
+        return largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0)
 
     @property
     def record(self):

@@ -99,6 +99,19 @@ class SpikeSlab:
         log_z = log_expit(-self.logit) - log_expit(-r)
         return TiltedSpikeSlab(mean, var, on, slab_mean, slab_var, log_z)
 
+    def slopes(self, t: TiltedSpikeSlab) -> np.ndarray:
+        """Return the derivatives (2,) of EP's log evidence in log slab variance and logit."""
+        second = t.inclusion @ (t.slab_var + t.slab_mean**2) / self.slab_variance
+        on = self.per_indicator(t.inclusion)
+        return np.array(
+            [0.5 * (second - t.inclusion.sum()), on.sum() - len(on) * expit(self.logit)]
+        )
+
+    def moved(self, t: TiltedSpikeSlab, mean: np.ndarray, var: np.ndarray) -> float:
+        """Return the largest change of a mean or sd to those of `t`, in slab deviations."""
+        change = np.maximum(np.abs(t.mean - mean), np.abs(np.sqrt(t.var) - np.sqrt(var)))
+        return float(change.max() / np.sqrt(self.slab_variance))
+
     def matched(self, mean: np.ndarray, var: np.ndarray) -> MatchedCavity:
         """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.
 

@@ -224,9 +224,8 @@ class ProbitState:
 
         The first in units of the latent values, the others in slab standard deviations.
         """
-        q, t = self.marginals, self.tilted
-        move = np.maximum(np.abs(t.mean - q.mean), np.abs(np.sqrt(t.var) - np.sqrt(q.var)))
-        columns = float(move.max() / np.sqrt(self.problem.factor.slab_variance))
+        q = self.marginals
+        columns = self.problem.factor.moved(self.tilted, q.mean, q.var)
         return max(site_change(self.rows, self.update.sites, self.var), columns)
 
     @property
@@ -238,11 +237,7 @@ class ProbitState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in h, the first entry zero."""
-        factor, t = self.problem.factor, self.tilted
-        second = t.inclusion @ (t.slab_var + t.slab_mean**2) / factor.slab_variance
-        total = t.inclusion.sum()
-        expected = len(t.mean) * expit(factor.logit)
-        return np.array([0.0, 0.5 * (second - total), total - expected])
+        return np.append(0.0, self.problem.factor.slopes(self.tilted))
 
 
 class _ProbitSweeps(NamedTuple):
