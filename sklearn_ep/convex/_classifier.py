@@ -44,6 +44,7 @@ from ._parameters import (
     SitePrior,
     check_parameters,
     given_variance,
+    prior_variances,
     refuse_integration,
     scale_name,
     takes_joint,
@@ -680,8 +681,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         centre, given = self._averages[0].heaviest.phi, self.prior_variance_
         if len(centre):
             given = given * np.exp(centre[0] - np.mean(np.log(given)))
-        prior = 1.0 / np.broadcast_to(given, d)
-        return np.append(prior, [1.0 / self.intercept_prior_variance] * bool(self.fit_intercept))
+        return 1.0 / prior_variances(self, d, given)
 
     def condition_on(self, X: RowsLike, y: ArrayLike) -> Self:
         """Include labelled rows by rank-one updates, without a refit.

@@ -338,6 +338,9 @@ class ConvexVariationalRegressor(
 
     def _checked_rows(self, X, y, sample_weight, reset=True):
         """Return the `Rows` of a matrix X, dense or CSR."""
+        rows, labels = (getattr(a, "shape", None) for a in (X, y))
+        if rows and labels and len(labels) == 1 and rows[0] != labels[0]:
+            raise ValueError(f"X has {rows[0]} rows, and y has {labels[0]} of them.")
         training = validate_training(
             self, X, y, sample_weight, accept_sparse=self._accept_sparse, reset=reset
         )

@@ -132,7 +132,7 @@ class EnergyState:
         An improper cavity has no undamped update: the residual is then at least 1.
         """
         factor = self.problem.factor
-        largest = factor.moved(self.tilted, self.mean, self.var)
+        largest = largest_move(self.tilted, self.marginals, factor.slab_variance)
         return largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0)
 
     @property
@@ -143,18 +143,21 @@ class EnergyState:
     @cached_property
     def target(self):
         """Undamped sites of regular EP, see `positive_sites`."""
-        return positive_sites(self.problem.factor, self.cavity, self.tilted)
+        return positive_sites(self.problem.factor, self.cavity)
 
 
-def positive_sites(factor, cavity, tilted=None):
-    """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds.
+def largest_move(tilted, marginals, slab_variance):
+    """Return the largest change of a mean or sd under an undamped sweep, in slab deviations."""
+    sd = np.abs(np.sqrt(tilted.var) - np.sqrt(marginals.var))
+    move = np.maximum(np.abs(tilted.mean - marginals.mean), sd)
+    return float(move.max() / np.sqrt(slab_variance))
 
-    `tilted` are the moments at cavities that are positive, None where they are not known.
-    """
+
+def positive_sites(factor, cavity):
+    """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds."""
     eps = SMALLEST_SITE / factor.slab_variance
     precision = np.maximum(cavity[1], eps)
-    known = tilted is not None and np.all(precision == cavity[1])
-    t = tilted if known else factor.tilted(cavity[0], precision)
+    t = factor.tilted(cavity[0], precision)
     site = np.maximum(1.0 / t.var - precision, eps)
     return np.stack([t.mean * (site + precision) - cavity[0], site])
 

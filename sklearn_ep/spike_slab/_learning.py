@@ -160,7 +160,7 @@ class EvidenceSearch:
 
         (h, sites) of a warm start take the place of noise starts.
         """
-        needs = ("with_parameters", "per_indicator", "n_indicators", "members")
+        needs = ("with_parameters", "per_indicator", "n_indicators", "members", "slopes")
         require("factor", self.problem.factor, needs, "learning")
         if warm is not None:
             h = np.where(self.space.free, warm[0], self.space.value)

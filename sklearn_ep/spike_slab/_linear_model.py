@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas, solve_triangular
+from scipy.linalg import solve_triangular
 
 from .._engine.gaussian import (
     ImproperPosterior,
@@ -113,13 +113,6 @@ class LinearModel:
         return kind(self, precision, shift, noise, floor)
 
 
-def _add_gram(C, part):
-    """Return C plus the lower half of part part'."""
-    by_column = part.flags.f_contiguous
-    A = part if by_column else part.T
-    return blas.dsyrk(1.0, A, beta=1.0, c=C, overwrite_c=1, trans=not by_column, lower=1)
-
-
 class DenseMarginals:
     """Posterior through the Cholesky factor of the d x d precision; its covariance is root'root."""
 
@@ -187,9 +180,9 @@ class LowRankMarginals:
         low, floored = _floored(precision, floor, len(model.X))
         self._low, self._scale = low, 1.0 / floored
         scale = self._scale
-        C: Any = np.diag(np.full(len(model.X), noise)).T
+        C = np.diag(np.full(len(model.X), noise))
         for _, part in self._scaled_columns():
-            C = _add_gram(C, part)
+            C += part @ part.T
         self._root = checked_cholesky(C)
         self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(self._root)).sum()
         self.log_det -= len(C) * np.log(noise)

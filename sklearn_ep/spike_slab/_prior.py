@@ -107,11 +107,6 @@ class SpikeSlab:
             [0.5 * (second - t.inclusion.sum()), on.sum() - len(on) * expit(self.logit)]
         )
 
-    def moved(self, t: TiltedSpikeSlab, mean: np.ndarray, var: np.ndarray) -> float:
-        """Return the largest change of a mean or sd to those of `t`, in slab deviations."""
-        change = np.maximum(np.abs(t.mean - mean), np.abs(np.sqrt(t.var) - np.sqrt(var)))
-        return float(change.max() / np.sqrt(self.slab_variance))
-
     def matched(self, mean: np.ndarray, var: np.ndarray) -> MatchedCavity:
         """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.
 

@@ -27,7 +27,7 @@ from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import BinaryFit, run_attributes
-from ._energy import LOW_SITE
+from ._energy import LOW_SITE, largest_move
 from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
@@ -224,8 +224,7 @@ class ProbitState:
 
         The first in units of the latent values, the others in slab standard deviations.
         """
-        q = self.marginals
-        columns = self.problem.factor.moved(self.tilted, q.mean, q.var)
+        columns = largest_move(self.tilted, self.marginals, self.problem.factor.slab_variance)
         return max(site_change(self.rows, self.update.sites, self.var), columns)
 
     @property
