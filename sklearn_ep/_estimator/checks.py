@@ -69,6 +69,13 @@ def check_number(
         raise ValueError(f"{name} must be a number, got nan.")
 
 
+def check_positive(name, value, finite=False):
+    """Raise an error that names the parameter unless it is a positive number."""
+    check_number(name, value, 0, boundaries="neither")
+    if finite and np.isinf(value):
+        raise ValueError(f"{name} must be finite.")
+
+
 def check_number_or_auto(name, value, low=None, high=None):
     """Raise an error that names the parameter unless it is "auto" or a finite number between."""
     if not isinstance(value, numbers.Real):

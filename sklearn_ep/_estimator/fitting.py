@@ -294,8 +294,9 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     fit_binary : callable
         `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`; of a joint problem it is given
         class indices instead of signs.
-    y : ndarray of shape (n,)
-        Class indices.
+    y : ndarray of shape (n,) or None
+        Class indices; None where rows are spread over workers already, so that problems are fitted
+        one after another.
     max_iter : int or None
         Bound of the iterations of a fit, None if there is none; of one class against the rest each
         class is one for callbacks.
@@ -317,7 +318,10 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
         max_iter if joint or n_classes == 2 else n_classes,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
-    if joint or n_classes == 2:
+    if y is None:
+        n_problems = 1 if n_classes == 2 else n_classes
+        fits = fit_each_problem(functools.partial(fit_one, None), n_problems, monitor)
+    elif joint or n_classes == 2:
         fits = [fit_one(y if joint else np.where(y == 1, 1.0, -1.0), monitor, 0)]
     else:
         fits = fit_one_versus_rest(fit_one, y, n_classes, estimator.n_jobs, monitor)

@@ -1,7 +1,6 @@
 """Bayesian logistic regression by convex variational inference."""
 
 import copy
-import functools
 import warnings
 from typing import Any, Self
 
@@ -30,8 +29,6 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
-    FitMonitor,
-    fit_each_problem,
     fit_method,
     fit_problems,
     hyper_attributes,
@@ -47,6 +44,7 @@ from ._parameters import (
     SitePrior,
     check_parameters,
     given_variance,
+    prior_variances,
     refuse_integration,
     scale_name,
     takes_joint,
@@ -473,13 +471,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """Fit rows in partitions; callbacks are told X and y as the caller gave them."""
         with PartMap(parts, self.n_jobs, prefer="threads") as run:
             problem = make_parted(self, run, from_user)
-            n_problems = len(problem.lasts)
-            most = problem.limits.max_iter if n_problems == 1 else n_problems
-            monitor = FitMonitor(
-                self, X, y, most, lambda step: {"_posteriors": [problem.posterior(step)]}
-            )
-            fits = fit_each_problem(functools.partial(fit_parted, problem), n_problems, monitor)
-            monitor.finish()
+            data = None, problem.limits.max_iter, (X, y)
+            fits = fit_problems(self, problem, fit_parted, *data)
         _store_fit(self, problem, fits, None)
 
     @available_if(_may_stream)
@@ -688,8 +681,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         centre, given = self._averages[0].heaviest.phi, self.prior_variance_
         if len(centre):
             given = given * np.exp(centre[0] - np.mean(np.log(given)))
-        prior = 1.0 / np.broadcast_to(given, d)
-        return np.append(prior, [1.0 / self.intercept_prior_variance] * bool(self.fit_intercept))
+        return 1.0 / prior_variances(self, d, given)
 
     def condition_on(self, X: RowsLike, y: ArrayLike) -> Self:
         """Include labelled rows by rank-one updates, without a refit.
@@ -748,17 +740,16 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 def _of_any_fit(estimator, problem, fits):
     """Return the fitted attributes that every fit has, of a batch of a stream too."""
     own = [f.attributes for f in fits]
-    counts = {f"{name}_": int(sum(a[name] for a in own)) for name in ("n_mvm", "n_passes")}
+    names = {"n_mvm": "n_mvm_", "n_passes": "n_passes_", "n_newton": "n_newton_iter_"}
     return {
         **run_attributes(fits),
         **_coefficient_attributes([f.posterior for f in fits], estimator.n_features_in_),
         **_averages_told(estimator, [a["average"] for a in own]),
-        **counts,
-        "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
+        **{full: int(sum(a.get(name, 0) for a in own)) for name, full in names.items()},
         "effective_dof_": one_or_stack([a["dof"] for a in own]),
         "variance_method_": problem.variance,
         "solver_": problem.solver,
-        "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
+        "log_evidence_std_": float(np.hypot.reduce([a.get("evidence_std", 0.0) for a in own])),
     }
 
 

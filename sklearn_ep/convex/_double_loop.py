@@ -32,7 +32,7 @@ from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture, logistic_moments
 from .._engine.sites import one_copy
 from ._calibration import cavities
-from ._parameters import in_log_scales
+from ._parameters import in_log_scales, log_scales
 from ._sites import Penalty
 from ._systems import TINY
 
@@ -196,13 +196,11 @@ class DoubleLoop:
         return self._pack(rows, coefficients[: prior.n_sites], prior.start_scale)
 
     def _pack(self, rows, coefficients, scale):
-        tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
-        return np.concatenate([np.log(rows), np.log(coefficients), tail])
+        return np.concatenate([np.log(rows), np.log(coefficients), log_scales(self.prior, scale)])
 
     def _unpack(self, x):
         q, m = self.design.shape[0], self.prior.n_sites
-        scale = in_log_scales(self.prior, x[q + m :])
-        return np.exp(x[:q]), np.exp(x[q : q + m]), scale
+        return np.exp(x[:q]), np.exp(x[q : q + m]), in_log_scales(self.prior, x[q + m :])
 
     def moved(self, point, d, length):
         """Return the `Inner` along a direction (of weights, and of predictors)."""
@@ -238,7 +236,7 @@ class DoubleLoop:
             raise ImproperPosterior("variances are beyond the range of double precision")
         step = OuterStep(inner, system, new, scale, dof, prior, own, np.nan)
         step = step._replace(objective=self._bound(step))
-        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        n_scales = len(log_scales(self.prior, scale))
         change = np.abs(target - x)
         change[len(change) - n_scales :] *= self.prior.scale_share
         # in the least squares of the acceleration copies of a row count like rows

@@ -202,8 +202,6 @@ def fit_joint(problem, y, monitor, k):
     attributes = dict(
         **fit.attributes,
         marginal_variance=np.einsum("ncc->cn", state.cov),
-        n_mvm=0,
-        n_passes=0,
         average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
@@ -247,7 +245,7 @@ def _fit_exact(problem, y, monitor):
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
-    told = dict(scale=float(np.exp(at)), dof=dof, n_newton=0, evidence_std=0.0, last=result.x)
+    told = dict(scale=float(np.exp(at)), dof=dof, last=result.x)
     how = result.history, result.reason, float(evidence), told
     return BinaryFit(problem.posterior(payload), *how), result.x, payload[0]
 

@@ -17,6 +17,7 @@ from .._estimator.checks import (
     check_common,
     check_hyperparameters,
     check_number,
+    check_positive,
     group_numbers,
     refuse_joint,
 )
@@ -83,12 +84,12 @@ def check_parameters(estimator):
         )
     for name in ("learn_prior", "fit_intercept"):
         check_choice(name, getattr(estimator, name), [True, False])
-    _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
+    check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
     if isinstance(scale, str):
         check_choice("laplace_scale", scale, ["learn"], "a number")
     else:
-        _check_positive("laplace_scale", scale, finite=True)
+        check_positive("laplace_scale", scale, finite=True)
     check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
     check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
     check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
@@ -159,13 +160,6 @@ def is_flat(estimator):
     return bool(estimator.fit_intercept) and np.isinf(estimator.intercept_prior_variance)
 
 
-def _check_positive(name, value, finite=False):
-    """Raise unless the parameter is a positive number."""
-    check_number(name, value, 0, boundaries="neither")
-    if finite and np.isinf(value):
-        raise ValueError(f"{name} must be finite.")
-
-
 # Rows times squared classes, each a number of eight bytes in several matrices, up to which "auto"
 # fits classes jointly: 400 classes with 800 rows would take 6 GB. Below, a joint fit of 2,000 rows
 # takes 2.3, 7.4 and 18 CPU s for 5, 10 and 20 classes, and one against the rest .4, .5 and 1.1: its
@@ -226,11 +220,16 @@ SCALE_RANGE = (1e-6, 1e6)
 SCALE_SHARE = 0.05
 
 
+def log_scales(prior, scale):
+    """Return the logs of what is learned of the scale of a prior."""
+    return np.log(np.atleast_1d(scale)) if prior.learn else np.empty(0)
+
+
 def in_log_scales(prior, logs):
-    """Return the scale of a prior by the logs of what is learned of it."""
+    """Return the scale of a prior by these logs, which may begin with others."""
     if not prior.learn:
         return prior.start_scale
-    return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[0]))
+    return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[-1]))
 
 
 class PredictorPrior(NamedTuple):
@@ -285,10 +284,11 @@ class LearnedScale:
     units the columns are.
     """
 
-    learn: bool
+    learn = False
     evidence_slope: Any
     rate: float
-    n_sites: int
+    n_sites = 0
+    scale_share = 1.0
     growth = 1.0  # a scale of which the loss has so many powers needs so much shorter steps
     of_scale: PredictorPrior | None = None
     start_scale: Any = 1.0
@@ -332,15 +332,13 @@ class GaussianPrior(LearnedScale):
     which has a scale of its own; None gives all of them one. `learn` asks for scales by evidence.
     """
 
-    n_sites = 0
     rate = 0.5  # of the prior sd of a predictor in the scale, which multiplies variances
 
     def __init__(self, variance, n_features, learn, groups=None):
-        self.scale_share = 1.0 if groups is None else SCALE_SHARE
         self.variance, self.n_features, self.learn = variance, n_features, learn
         self.groups = groups
         if groups is not None:
-            self.start_scale = np.ones(groups.max() + 1)
+            self.start_scale, self.scale_share = np.ones(groups.max() + 1), SCALE_SHARE
 
     def for_columns(self, column_variances):
         """Return the prior for columns of variances (n_features,); groups start in their units."""
@@ -417,7 +415,6 @@ class SitePrior(LearnedScale):
     learned from 1 on, so that `site` itself says where learning starts.
     """
 
-    scale_share = 1.0
     rate = 1.0  # of the prior sd of a predictor in the scale
 
     def __init__(self, site, variance, n_features, learn):
@@ -469,10 +466,8 @@ class SitePrior(LearnedScale):
         return float(np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d]))
 
 
-class CarriedPrior:
+class CarriedPrior(LearnedScale):
     """The Gaussian with a mean and a system that a stream carries from batch to batch."""
-
-    n_sites, learn, start_scale, scale_share = 0, False, 1.0, 1.0
 
     def __init__(self, mean, system):
         self.mean, self.system = mean, system
@@ -494,7 +489,7 @@ class CarriedPrior:
 def prior_variances(estimator, d, variance):
     """Return the prior variances of d features, given in `variance`, and of the intercept."""
     if np.ndim(variance) == 0:
-        _check_positive("prior_variance", variance, finite=True)
+        check_positive("prior_variance", variance, finite=True)
     variance = np.asarray(variance, dtype=float)
     if variance.shape not in ((), (d,)):
         raise ValueError(

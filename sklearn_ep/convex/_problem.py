@@ -156,8 +156,6 @@ def fit_exact(problem, sign, monitor, k):
         scale=scale,
         n_mvm=loop.design.n_products,
         n_newton=loop.n_newton,
-        n_passes=0,
-        evidence_std=0.0,
         last=last,
         average=average,
     )
@@ -171,38 +169,35 @@ def fit_sampled(problem, sign, monitor, k):
     """Fit binary problem k by visits to the rows, which are all in one part."""
     memory = problem.rows
     own, rows = memory.one_part(sign[memory.copies.first])
-    posterior, result, log_evidence, attributes, how = _visited(problem, rows, monitor, k)
-    form, *at = how
-    step, precision = result.evaluation.payload, own.penalty(*at).precision
-    attributes |= dict(
+    fit, step, (form, *at) = _visited(problem, rows, monitor, k)
+    precision = own.penalty(*at).precision
+    fit.posterior.system = IterativeSystem(
+        memory.design, step.prior.precision, precision, step.data
+    )
+    of_rows = dict(
         site_precision=precision,
         marginal_variance=own.variances(at[1]),
-        n_passes=0,
         left_out=rows_at_scales(problem.scales, *form(own, *at, memory.taken)),
     )
-    posterior.system = IterativeSystem(memory.design, step.prior.precision, precision, step.data)
-    attributes = _of_all_rows(memory.copies, attributes)
-    return _finished(posterior, result, log_evidence, attributes)
+    return _calibrated(fit, _of_all_rows(memory.copies, of_rows))
 
 
-def fit_parted(problem, monitor, k):
+def fit_parted(problem, _, monitor, k):
     """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
     # class k against the rest, else the second of two classes
     positive = k if len(problem.lasts) > 1 else 1
     with fit_token() as token:
         spec = problem.rows.spec._replace(positive=positive, token=token)
         rows = replace(problem.rows, spec=spec)
-        posterior, result, log_evidence, attributes, how = _visited(problem, rows, monitor, k)
+        fit, _, how = _visited(problem, rows, monitor, k)
         left_out = LeftOut(np.ones(2)) if problem.scales is None else rows.left_out(*how)
-    attributes |= dict(left_out=left_out, n_passes=rows.n_visits)
-    return _finished(posterior, result, log_evidence, attributes)
+    return _calibrated(fit, dict(left_out=left_out, n_passes=rows.n_visits))
 
 
 def _visited(problem, rows, monitor, k):
     """Run the loop of binary problem k on `PartedRows`.
 
-    Returns the posterior, the result, the evidence, what is known besides, and how rows are left
-    out.
+    Returns the `BinaryFit` as it is not calibrated yet, the last step, and how rows are left out.
     """
     prior, limits, last = problem.prior, problem.limits, problem.lasts[k]
     loop: Any
@@ -212,7 +207,7 @@ def _visited(problem, rows, monitor, k):
         result = loop.solve(state, monitor=monitor, **limits.outer)
         step = result.evaluation.payload
         log_evidence, error = np.nan if np.any(np.isinf(prior.variance)) else step.objective, 0.0
-        last, counts = result.x, dict(n_mvm=2 * rows.n_visits, n_newton=0)
+        last, counts = result.x, dict(n_mvm=2 * rows.n_visits)
         how = left_out, step.mean, step.system.half
     else:
         inner = limits.inner_tol, limits.max_inner_iter
@@ -226,13 +221,14 @@ def _visited(problem, rows, monitor, k):
     scale, average = prior.spread(step.scale), single_node(prior, step.scale, log_evidence)
     attributes = dict(scale=scale, dof=step.dof, average=average, evidence_std=error, **counts)
     attributes["last"] = last
-    return problem.posterior(step), result, log_evidence, attributes, how
+    run = problem.posterior(step), result.history, result.reason, log_evidence
+    return BinaryFit(*run, attributes), step, how
 
 
-def _finished(posterior, result, log_evidence, attributes):
-    """Return the `BinaryFit` of one posterior with its calibration."""
-    posterior = mixed_weights([posterior], np.ones(1), *attributes["left_out"].scale)
-    return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
+def _calibrated(fit, more):
+    """Return a `BinaryFit` with further attributes, of which those of rows calibrate it."""
+    posterior = mixed_weights([fit.posterior], np.ones(1), *more["left_out"].scale)
+    return fit._replace(posterior=posterior, attributes=fit.attributes | more)
 
 
 def _of_all_rows(copies, attributes):

@@ -36,7 +36,7 @@ from .._estimator.row_parts import (
 )
 from ._calibration import noise_temper
 from ._double_loop import not_lower
-from ._parameters import SitePrior
+from ._parameters import SitePrior, in_log_scales, log_scales
 from ._sites import LaplaceSite
 from ._systems import (
     TINY,
@@ -224,15 +224,12 @@ class RegressionLoop:
         width = max(scale**2 / self.prior.site.start_precision(), _asked(self))
         log_z = np.full(self.design.n_sites, np.log(width))
         noise = [np.log(0.1 * self.size)] if self.noise is None else []
-        return np.concatenate([log_z, noise, [np.log(scale)] if self.prior.learn else []])
+        return np.concatenate([log_z, noise, log_scales(self.prior, scale)])
 
     def _unpack(self, x):
-        m, noise, scale = self.design.n_sites, self.noise, 1.0
-        if noise is None:
-            noise = float(np.exp(x[m]))
-        if self.prior.learn:
-            scale = float(np.exp(x[-1]))
-        return np.exp(x[:m]), noise, scale
+        m = self.design.n_sites
+        noise = float(np.exp(x[m])) if self.noise is None else self.noise
+        return np.exp(x[:m]), noise, in_log_scales(self.prior, x[m:])
 
     def _system(self, noise, precision):
         """Return the system of A, and the weight of each row of [X; C] in it."""
@@ -280,7 +277,7 @@ class RegressionLoop:
         if self.prior.learn:
             slope = self.prior.loss_slope(Bu[n:], site, new) / m
             new_scale = self.prior.clipped(float(scale * slope ** (1.0 / self.prior.growth)))
-            target.append([np.log(new_scale)])
+            target.append(log_scales(self.prior, new_scale))
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
             raise ImproperPosterior("variances are beyond the range of double precision")

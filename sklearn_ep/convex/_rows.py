@@ -56,8 +56,7 @@ class RowSpec(NamedTuple):
     token: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
+class Candidate(NamedTuple):
     """Numbers per column from which variances of rows are formed.
 
     variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, m), or None, are vectors whose
@@ -72,8 +71,7 @@ class Candidate:
     n_draws: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class Anchor:
+class Anchor(NamedTuple):
     """A `Candidate` with its calibration: level c, the share of samples, at the coefficients u.
 
     `damping` is the share of the step in log z that is taken.
@@ -86,8 +84,7 @@ class Anchor:
     damping: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """Coefficients u (n,) with the number by which workers know them."""
 
     tag: int

@@ -13,8 +13,7 @@ kl
     posterior (Opper and Archambeau 2009).
 """
 
-import numbers
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -26,6 +25,7 @@ from .._engine.quadrature import (
     local_site_precision,
     logistic_mixture,
 )
+from .._estimator.checks import check_choice, check_positive
 from ._systems import TINY
 
 BOUNDS = ("local", "kl")
@@ -222,12 +222,6 @@ class SuperGaussianSite:
         return f"{type(self).__name__}({own})"
 
 
-def _check_positive(name: str, value: Any) -> None:
-    """Raise a ValueError that names the parameter of a site unless it is positive and finite."""
-    if not isinstance(value, numbers.Real) or not 0 < float(value) < np.inf:
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}.")
-
-
 class LaplaceSite(SuperGaussianSite):
     """Laplace prior exp(-|s| / scale) / (2 scale).
 
@@ -256,9 +250,8 @@ class LaplaceSite(SuperGaussianSite):
     growth = 1.0
 
     def __init__(self, scale: float = 1.0, bound: str = "local") -> None:
-        _check_positive("scale", scale)
-        if bound not in BOUNDS:
-            raise ValueError(f"bound must be one of {list(BOUNDS)}, got {bound!r}.")
+        check_positive("scale", scale, finite=True)
+        check_choice("bound", bound, BOUNDS)
         self.scale, self.bound = scale, bound
 
     def loss(self, x: np.ndarray) -> np.ndarray:
@@ -368,8 +361,8 @@ class StudentTSite(SuperGaussianSite):
     """
 
     def __init__(self, df: float = 3.0, scale: float = 1.0) -> None:
-        _check_positive("df", df)
-        _check_positive("scale", scale)
+        check_positive("df", df, finite=True)
+        check_positive("scale", scale, finite=True)
         self.df, self.scale = df, scale
 
     def loss(self, x: np.ndarray) -> np.ndarray:
@@ -438,7 +431,7 @@ class HorseshoeSite(SuperGaussianSite):
     """
 
     def __init__(self, scale: float = 1.0) -> None:
-        _check_positive("scale", scale)
+        check_positive("scale", scale, finite=True)
         self.scale = scale
 
     def loss(self, x: np.ndarray) -> np.ndarray:

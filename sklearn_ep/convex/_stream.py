@@ -73,8 +73,7 @@ class BatchPlan:
         posterior = WeightPosterior(step.mean, last.intercept, after, after)
         # coefficients less what the prior explains
         dof = np.sum(1.0 - self.prior * posterior.coefficient_variance())
-        nothing = dict.fromkeys(("n_mvm", "n_newton", "n_passes", "evidence_std"), 0)
-        attributes = dict(dof=dof, average=single_node(prior, 1.0, np.nan), **nothing)
+        attributes = dict(dof=dof, average=single_node(prior, 1.0, np.nan))
         return BinaryFit(posterior, result.history, result.reason, step.objective, attributes)
 
 

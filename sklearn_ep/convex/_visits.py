@@ -27,7 +27,7 @@ import numpy as np
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from ._double_loop import minimise
-from ._parameters import SCALE_SHARE, in_log_scales
+from ._parameters import SCALE_SHARE, in_log_scales, log_scales
 from ._rows import (
     Anchor,
     Candidate,
@@ -527,8 +527,7 @@ class NaturalGradient:
         return self._pack(A, -sums.slope, scale)
 
     def _pack(self, A, h, scale):
-        tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
-        return np.concatenate([A[self._lower], h, tail])
+        return np.concatenate([A[self._lower], h, log_scales(self.prior, scale)])
 
     def _unpack(self, x):
         n, m = self.n, len(self._lower[0])
@@ -567,7 +566,7 @@ class NaturalGradient:
         q = 1.0 / np.sqrt(diagonal)
         rows, columns = self._lower
         matrix = np.where(rows == columns, 1.0, np.sqrt(2.0)) * q[rows] * q[columns]
-        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        n_scales = len(log_scales(self.prior, self.prior.start_scale))
         return np.concatenate([matrix, q, np.full(n_scales, np.sqrt(self.n))])
 
     def solve(self, x, damping, **limits):

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
-from scipy.special import expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
@@ -48,14 +47,11 @@ class EPEnergy:
     n_rows: float
     constant: float = 0.0
 
-    def at(self, sites, start=None):
-        """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper.
-
-        `start` is the state before, whose roots start those of the inverse map.
-        """
+    def at(self, sites):
+        """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper."""
         low = LOW_SITE / self.factor.slab_variance
         marginals = self.model.marginals(sites[1], sites[0], self.noise, low)
-        return EnergyState(self, sites, marginals, start)
+        return EnergyState(self, sites, marginals)
 
     def with_parameters(self, h):
         """Return the same data at hyperparameters h: log noise, log slab variance, logit."""
@@ -66,20 +62,14 @@ class EPEnergy:
 class EnergyState:
     """Sites with all that EP and the descent of its energy want to know; parts made on demand."""
 
-    def __init__(self, problem, sites, marginals, before=None):
+    def __init__(self, problem, sites, marginals):
         self.problem, self.sites, self.marginals = problem, sites, marginals
         self.mean, self.var = marginals.mean, marginals.var
-        self._roots = None if before is None else before.roots
 
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""
-        return self.problem.factor.matched(self.mean, self.var, self._roots, self.tilted.inclusion)
-
-    @property
-    def roots(self):
-        """Roots of the inverse map here, or the last known ones where they were not needed."""
-        return vars(self)["matched"].start if "matched" in vars(self) else self._roots
+        return self.problem.factor.matched(self.mean, self.var)
 
     @cached_property
     def energy(self):
@@ -97,11 +87,9 @@ class EnergyState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in the hyperparameters at a fixed point."""
-        p, (squares, second, features, indicators) = self.problem, self.slab_statistics
-        noise = 0.5 * (squares / p.noise - p.n_rows)
-        slab = 0.5 * (second / p.factor.slab_variance - features)
-        expected = p.factor.n_indicators(len(self.mean)) * expit(p.factor.logit)
-        return np.array([noise, slab, indicators - expected])
+        p, q = self.problem, self.marginals
+        noise = 0.5 * ((q.squared_error + q.trace) / p.noise - p.n_rows)
+        return np.append(noise, p.factor.slopes(self.matched_tilted))
 
     @property
     def slab_statistics(self):
@@ -143,10 +131,9 @@ class EnergyState:
 
         An improper cavity has no undamped update: the residual is then at least 1.
         """
-        factor, t = self.problem.factor, self.tilted
-        move = np.maximum(np.abs(t.mean - self.mean), np.abs(np.sqrt(t.var) - np.sqrt(self.var)))
-        largest = move.max() / np.sqrt(factor.slab_variance)
-        return float(largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0))
+        factor = self.problem.factor
+        largest = largest_move(self.tilted, self.marginals, factor.slab_variance)
+        return largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0)
 
     @property
     def record(self):
@@ -156,18 +143,21 @@ class EnergyState:
     @cached_property
     def target(self):
         """Undamped sites of regular EP, see `positive_sites`."""
-        return positive_sites(self.problem.factor, self.cavity, self.tilted)
+        return positive_sites(self.problem.factor, self.cavity)
 
 
-def positive_sites(factor, cavity, tilted=None):
-    """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds.
+def largest_move(tilted, marginals, slab_variance):
+    """Return the largest change of a mean or sd under an undamped sweep, in slab deviations."""
+    sd = np.abs(np.sqrt(tilted.var) - np.sqrt(marginals.var))
+    move = np.maximum(np.abs(tilted.mean - marginals.mean), sd)
+    return float(move.max() / np.sqrt(slab_variance))
 
-    `tilted` are the moments at cavities that are positive, None where they are not known.
-    """
+
+def positive_sites(factor, cavity):
+    """Undamped sites of regular EP at cavities (2, d): positive, means matched where that binds."""
     eps = SMALLEST_SITE / factor.slab_variance
     precision = np.maximum(cavity[1], eps)
-    known = tilted is not None and np.all(precision == cavity[1])
-    t = tilted if known else factor.tilted(cavity[0], precision)
+    t = factor.tilted(cavity[0], precision)
     site = np.maximum(1.0 / t.var - precision, eps)
     return np.stack([t.mean * (site + precision) - cavity[0], site])
 
@@ -200,7 +190,7 @@ def swept_in_turn(state, damping):
 
     for first in range(0, d, size):
         index = np.arange(first, min(first + size, d))
-        state = problem.at(sites, state) if first else state
+        state = problem.at(sites) if first else state
         joint = JointMarginals(state.mean[index], state.marginals.block(index))
         sites = sites.copy()
         sites[:, index] = joint.swept(sites[:, index], updated, lambda i, s: s[::-1], damping)
@@ -208,23 +198,20 @@ def swept_in_turn(state, damping):
 
 
 def regular_ep(
-    problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True,
-    signed=False, in_turn=False,
+    problem, sites, *, max_iter, tol, damping, monitor=SILENT, energies=True, signed=False,
+    in_turn=False,
 ):  # fmt: skip
     """Run EP with positive sites; return the loop's Result, its payload the last state.
 
     All sites change together, or one after another where they go `in_turn`. Where the fixed point
     wants a negative site the iteration ends elsewhere: the residual, which knows no bound on the
     sites, then stays large. Only next to a fixed point `signed` sites are safe, and acceleration.
-    Roots of the inverse map start from those of the state `before`; without `energies`, which cost
-    half a sweep each, none is recorded.
+    Without `energies`, which cost half a sweep each, none is recorded.
     """
     require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
-    last = before
 
     def evaluate(x):
-        nonlocal last
-        last = state = problem.at(x, last)
+        state = problem.at(x)
         record = {"objective": state.energy} if energies else {}
         target = state.target
         if signed:
@@ -371,7 +358,7 @@ class Descent:
     def _accepted(self, state, move):
         """The state after the step if its energy is low enough, else None."""
         try:
-            new = state.problem.at(state.sites + move, state)
+            new = state.problem.at(state.sites + move)
             if not (np.all(new.var > 0) and np.all(np.isfinite(new.mean))):
                 return None
         except ImproperPosterior:

@@ -37,18 +37,20 @@ class Space:
     size: float
 
     @classmethod
-    def of(cls, model, total, noise=None, slab=None, inclusion=None):
-        """Return the space of a problem whose y has variance one; None marks a free parameter."""
-        d = model.X.shape[1]
+    def of(cls, model, total, noise, slab, inclusion, unit=1.0):
+        """Return the space of a problem whose y has variance one; a word marks a free parameter.
+
+        Variances that are given are in so much smaller units.
+        """
+        d, free = model.X.shape[1], np.array([isinstance(v, str) for v in (noise, slab, inclusion)])
         size = model.mean_square(total) or 1.0
-        p = inclusion or min(0.5, max(1.0 / d, min(0.1 * total, 10.0) / d))
+        p = min(0.5, max(1.0 / d, min(0.1 * total, 10.0) / d)) if free[2] else inclusion
         edge = 0.1 / d if d > 1 else 0.01
-        given = [noise, slab, None if inclusion is None else inclusion / (1 - inclusion)]
-        start = [0.1, 1.0 / (p * d * size), p / (1 - p)]
-        value = np.log([b if a is None else a for a, b in zip(given, start, strict=True)])
+        noise = 0.1 if free[0] else noise / unit
+        slab = 1.0 / (p * d * size) if free[1] else slab / unit
+        value = np.log([noise, slab, p / (1 - p)])
         low = [np.log(NOISE_FLOOR), np.log(SLAB_RANGE[0] / size), logit(edge)]
         high = [np.log(2.0), np.log(SLAB_RANGE[1] / size), logit(1 - edge)]
-        free = np.array([a is None for a in given])
         return cls(value, free, np.array(low), np.array(high), size)
 
     def at_noise(self, fraction):

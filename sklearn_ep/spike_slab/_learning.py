@@ -19,7 +19,7 @@ dense start, whose sum is Gaussian.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from ._energy import descend, regular_ep
 from ._hyperparameters import completed_curvature, em_target
 from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
-from ._runs import SWEEPS, annealed, prior_sites, proper_state
+from ._runs import SWEEPS, annealed, ep_level, prior_sites, proper_state
 
 
 class _Learning(NamedTuple):
@@ -152,14 +152,15 @@ class EvidenceSearch:
         self.asked = self.doubt = False
         # every start is searched where that is cheap
         self._all = self.problem.model.X.size <= _LEARNING.search_all
-        self._damping = min(self.settings.damping, _LEARNING.coarse_damping)
+        damping = min(self.settings.damping, _LEARNING.coarse_damping)
+        self._coarsely = replace(self.settings, damping=damping)
 
     def learn(self, warm):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
 
         (h, sites) of a warm start take the place of noise starts.
         """
-        needs = ("with_parameters", "per_indicator", "n_indicators", "members")
+        needs = ("with_parameters", "per_indicator", "n_indicators", "members", "slopes")
         require("factor", self.problem.factor, needs, "learning")
         if warm is not None:
             h = np.where(self.space.free, warm[0], self.space.value)
@@ -220,8 +221,7 @@ class EvidenceSearch:
         problem = self.problem.with_parameters(h)
         sites = prior_sites(problem)
         if not space.free[0]:
-            tol = self.settings.tol
-            sites = annealed(problem, sites, lambda p, s: self._swept(p, s, SWEEPS, tol=tol).x)
+            sites = annealed(problem, sites, ep_level(self._coarsely))
         return self._em(Place(h, problem.at(sites), self), known)
 
     def _from_models(self, place):
@@ -247,11 +247,6 @@ class EvidenceSearch:
 
     # ------------------------------------------------------------------- from a place to a better
 
-    def _swept(self, problem, sites, sweeps, before=None, tol=0.0):
-        """Outcome of a few sweeps of EP, without the energy on the way."""
-        how = self.settings.sweeps | dict(damping=self._damping, energies=False)
-        return regular_ep(problem, sites, max_iter=sweeps, tol=tol, before=before, **how)
-
     def _em(self, place, known):
         """EM steps, each after a round of EP sweeps; return the place of least energy.
 
@@ -262,14 +257,15 @@ class EvidenceSearch:
         """
         h, sites = place.h, place.state.sites
         margin = _LEARNING.hopeless * self.problem.n_rows
+        few = dict(max_iter=SWEEPS - 1, tol=0.0, energies=False, **self._coarsely.sweeps)
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:
-                out = self._swept(problem, sites, SWEEPS - 1, place.state)
+                out = regular_ep(problem, sites, **few)
             except ImproperPosterior:
                 break
             # the last sweep of a round is not looked at before the next one
-            sites = out.x + self._damping * (out.evaluation.target - out.x)
+            sites = out.x + self._coarsely.damping * (out.evaluation.target - out.x)
             new = Place(h, out.evaluation.payload, self)
             if not new.energy < place.energy:
                 break

@@ -6,11 +6,11 @@ is never formed: C = s2 I + X diag(1 / p0) X' with floored precisions p0, and a 
 correction puts the sites below the floor back.
 """
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas, solve_triangular
+from scipy.linalg import solve_triangular
 
 from .._engine.gaussian import (
     ImproperPosterior,
@@ -113,13 +113,6 @@ class LinearModel:
         return kind(self, precision, shift, noise, floor)
 
 
-def _add_gram(C, part):
-    """Return C plus the lower half of part part'."""
-    by_column = part.flags.f_contiguous
-    A = part if by_column else part.T
-    return blas.dsyrk(1.0, A, beta=1.0, c=C, overwrite_c=1, trans=not by_column, lower=1)
-
-
 class DenseMarginals:
     """Posterior through the Cholesky factor of the d x d precision; its covariance is root'root."""
 
@@ -179,12 +172,6 @@ def _places(some, index):
     return inside, place[inside]
 
 
-def _scaled_columns(X, root):
-    """Yield (index, columns of X times the roots (d,) of their prior variances)."""
-    for block in column_blocks(X):
-        yield block, X[:, block] * root[block]
-
-
 class LowRankMarginals:
     """Posterior through the n x n matrix C and a correction for small and negative sites."""
 
@@ -193,7 +180,9 @@ class LowRankMarginals:
         low, floored = _floored(precision, floor, len(model.X))
         self._low, self._scale = low, 1.0 / floored
         scale = self._scale
-        C, parts = self._build()
+        C = np.diag(np.full(len(model.X), noise))
+        for _, part in self._scaled_columns():
+            C += part @ part.T
         self._root = checked_cholesky(C)
         self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(self._root)).sum()
         self.log_det -= len(C) * np.log(noise)
@@ -204,7 +193,7 @@ class LowRankMarginals:
         self.mean = prior_mean + scale * (model.X.T @ self._dual)
         if low.size:
             self._prepare(floored[low] - precision[low])
-        self.var = scale * (1.0 - self._sweep(parts))
+        self.var = scale * (1.0 - self._sweep())
         if not np.all(self.var > 0):
             raise ImproperPosterior("rounding errors exceed a posterior variance")
         self.residual = noise * self._dual
@@ -213,15 +202,11 @@ class LowRankMarginals:
         self.squared_error = self.residual @ self.residual + model.rest
         self.data_term = model.y @ self.residual + model.rest
 
-    def _build(self):
-        """Return the lower half of C and an iterable of the scaled columns, to be used up."""
-        C: Any = np.diag(np.full(len(self._X), self.noise)).T
-        few = len(column_blocks(self._X)) == 1  # no copy of a large X
-        scaled = partial(_scaled_columns, self._X, np.sqrt(self._scale))
-        parts: Any = list(scaled()) if few else scaled()
-        for _, part in parts:
-            C = _add_gram(C, part)
-        return C, parts if few else scaled()
+    def _scaled_columns(self):
+        """Yield (index, columns of X times the roots of their prior variances)."""
+        root = np.sqrt(self._scale)
+        for block in column_blocks(self._X):
+            yield block, self._X[:, block] * root[block]
 
     def _prepare(self, lack):
         """Second step: subtract `lack` from the floored precisions of the low sites."""
@@ -234,10 +219,10 @@ class LowRankMarginals:
         self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
         self._dual_low = cholesky_solve(self._lower_low, self.mean[low])
 
-    def _sweep(self, parts):
+    def _sweep(self):
         """Relative reduction of the prior variance of each coefficient; completes the mean."""
         reduction = np.empty(len(self._scale))
-        for index, part in parts:
+        for index, part in self._scaled_columns():
             half = lower_times(self._root, part)
             reduction[index] = np.einsum("ij,ij->j", half, half)
             if self._low.size:

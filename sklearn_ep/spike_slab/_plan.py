@@ -106,13 +106,10 @@ def dense_rows(X):
     return X.toarray(order="C") if sp.issparse(X) else X
 
 
-def dense_blocks(X):
-    """Yield the rows as dense arrays, those of a sparse matrix about BLOCK_BYTES at a time."""
-    if not sp.issparse(X):
-        yield X
-        return
-    for rows in row_blocks(X.shape[0], 8 * X.shape[1], BLOCK_BYTES):
-        yield X[rows].toarray()
+def dense_blocks(X, most=BLOCK_BYTES):
+    """Yield the rows as dense arrays, about BLOCK_BYTES and at most so many rows at a time."""
+    for rows in row_blocks(X.shape[0], max(8 * X.shape[1], BLOCK_BYTES // most), BLOCK_BYTES):
+        yield dense_rows(X[rows])
 
 
 def _different_rows(X):
@@ -175,10 +172,8 @@ def make_plan(estimator, X, y, sample_weight, groups):
     if groups is not None and estimator.schedule == "sequential":
         raise ValueError('schedule="sequential" changes one column at a time: leave out groups.')
     _warn_of_sweeps(estimator)
-    unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
-    pairs = zip(given, (unit, unit, 1.0), strict=True)
-    space = Space.of(model, units.total, *(None if isinstance(v, str) else v / u for v, u in pairs))
+    space = Space.of(model, units.total, *given, units.y_scale**2)
     h, constant = space.value, units.n_rows * np.log(units.y_scale)
     factor = SpikeSlab(np.exp(h[1]), h[2], groups)
     rng, largest = check_random_state(estimator.random_state), np.iinfo(np.int32).max

@@ -185,40 +185,40 @@ class SparseMixture:
 
     def predictive(self, X, with_variance):
         """Return mean and variance (n,), or None, of new responses."""
-        rows = self.units.rows(X)
-        if not with_variance:
-            return self.units.response(rows @ (self.weight @ self.means)), None
-        return self._moments_at(rows, self.noise + self._of_intercept)
+        if with_variance:
+            return self._moments_at(X, self.noise + self._of_intercept)
+        mean = self.weight @ self.means
+        parts = [self.units.rows(rows) @ mean for rows in dense_blocks(X)]
+        return self.units.response(np.concatenate(parts)), None
 
-    def _moments_at(self, rows, extra):
-        """Mean and variance (n,) at rows in working units, `extra` (M,) added."""
+    def _moments_at(self, X, extra):
+        """Mean and variance (n,) at rows, `extra` (M,) added."""
         parts = []
-        for batch in row_blocks(len(rows), most=self.rows_at_a_time):
-            at = self.means @ rows[batch].T
-            parts.append(mixture_moments(self.weight, at, self.within(rows[batch])))
+        for rows in map(self.units.rows, dense_blocks(X, self.rows_at_a_time)):
+            parts.append(mixture_moments(self.weight, self.means @ rows.T, self.within(rows)))
         mean, var = (np.concatenate(p) for p in zip(*parts, strict=True))
         return self.units.response(mean), self.units.y_scale**2 * var + self.weight @ extra
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
-        blocks = [self.units.rows(X[b]) for b in row_blocks(X.shape[0], most=ROWS)]
         extra = self.noise + self._of_intercept
+        blocks = dense_blocks(X, ROWS)
         return np.concatenate([self._interval(rows, level, extra) for rows in blocks])
 
-    def _interval(self, rows, level, extra):
+    def _interval(self, X, level, extra):
         """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
 
         Their shape is that of draws, their mean and variance those of the mixture. Draws have a
         seed of their own, so that an interval is a function of the fit.
         """
-        mean, var = self._moments_at(rows, extra)
+        mean, var = self._moments_at(X, extra)
         rng = np.random.RandomState(0)
-        part, signal = self.signals(rows, rng)
+        part, signal = self.signals(self.units.rows(X), rng)
         sd = np.sqrt(extra[part]) / self.units.y_scale
         # normal draws that fill their distribution evenly
         place = (rng.permutation(N_NOISE * len(part)) + 0.5) / (N_NOISE * len(part))
         noise = sd[:, None] * ndtri(place).reshape(N_NOISE, -1, 1)
-        sums = (signal + noise).reshape(-1, len(rows))
+        sums = (signal + noise).reshape(-1, len(X))
         ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
         spread = sums.std(axis=0)
         ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
@@ -226,14 +226,14 @@ class SparseMixture:
 
     def response_covariance(self, A, B):
         """Return the covariance (n1, n2) of the noise-free responses at rows."""
-        first, second = (self.units.rows(rows) for rows in (A, B))
+        first, second = (self.units.rows(dense_rows(rows)) for rows in (A, B))
         left, right = (self.means @ rows.T for rows in (first, second))
         cov = self._total(self.within(first, second), left, right)
         return self.units.y_scale**2 * cov + self.weight @ self._of_intercept
 
     def intercept(self, level):
         """Return standard deviation and central interval (2,) of the intercept."""
-        origin, extra = self.units.rows(np.zeros((1, self.means.shape[1]))), self._of_intercept
+        origin, extra = np.zeros((1, self.means.shape[1])), self._of_intercept
         sd = float(np.sqrt(self._moments_at(origin, extra)[1][0]))
         return sd, self._interval(origin, level, extra)[0]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_expit, logit
+from scipy.special import expit, log_expit
 
 MAX_NEWTON = 200  # bisection alone halves any bracket to rounding in fewer
 
@@ -27,17 +27,15 @@ class TiltedSpikeSlab(NamedTuple):
 
 
 class MatchedCavity(NamedTuple):
-    """The cavity whose tilted moments are given; ``kl`` and ``start`` one entry an indicator.
+    """The cavity whose tilted moments are given; ``kl`` has one entry an indicator.
 
-    ``kl`` is the smallest divergence from the prior of any density with these moments, and
-    ``start`` the root that the next call may begin with.
+    That is the smallest divergence from the prior of any density with these moments.
     """
 
     shift: np.ndarray
     precision: np.ndarray
     inclusion: np.ndarray
     kl: np.ndarray
-    start: np.ndarray
 
 
 class SpikeSlab:
@@ -101,18 +99,22 @@ class SpikeSlab:
         log_z = log_expit(-self.logit) - log_expit(-r)
         return TiltedSpikeSlab(mean, var, on, slab_mean, slab_var, log_z)
 
-    def matched(
-        self, mean: np.ndarray, var: np.ndarray, start: Any = None, inclusion: Any = None
-    ) -> MatchedCavity:
+    def slopes(self, t: TiltedSpikeSlab) -> np.ndarray:
+        """Return the derivatives (2,) of EP's log evidence in log slab variance and logit."""
+        second = t.inclusion @ (t.slab_var + t.slab_mean**2) / self.slab_variance
+        on = self.per_indicator(t.inclusion)
+        return np.array(
+            [0.5 * (second - t.inclusion.sum()), on.sum() - len(on) * expit(self.logit)]
+        )
+
+    def matched(self, mean: np.ndarray, var: np.ndarray) -> MatchedCavity:
         """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.
 
         One increasing equation in the inclusion probability of each indicator. It is solved in
         u with rho = low + (1 - low) sigmoid(u), where low is the largest mean^2 / E w^2 of the
-        indicator: neither rho - low nor 1 - rho then suffers from cancellation. The search begins
-        at roots `start` (m,), else where features have about the `inclusion` (d,), None if unknown.
+        indicator: neither rho - low nor 1 - rho then suffers from cancellation.
         """
-        equation = _InverseMap(self, mean, var)
-        return equation.solve(equation.guess(inclusion) if start is None else start)
+        return _InverseMap(self, mean, var).solve()
 
     def fisher_parts(
         self, t: TiltedSpikeSlab
@@ -175,20 +177,13 @@ class _InverseMap:
         h = more * np.log(rho) + rest + self.base[pick] - total(0.5 * np.log(gap) + pull)
         return h, on + off * (more * taken / rho + total((pull - 0.5) * own / gap))
 
-    def guess(self, inclusion: np.ndarray | None) -> np.ndarray:
-        """Return where to begin: an inclusion next to one or `low` tells less than the signal."""
-        u, told = self.strength - self.base, np.array(np.nan)
-        if inclusion is not None:
-            share = (self.factor.per_indicator(inclusion) - self.low) / self.room
-            told = logit(np.clip(share, 0.0, 1.0))
-        return np.where(u > 0, u, np.where(np.isfinite(told), told, u / 1.5))
-
-    def solve(self, start: np.ndarray) -> MatchedCavity:
+    def solve(self) -> MatchedCavity:
         k, base = self.strength, self.base
         # bounds of the root, which must grow with the signal: fixed ones are passed in practice
         low = -2 * (np.abs(base) + np.log1p(k) + 60)
         high = k + np.abs(base) + 50 + np.maximum(k - base, 0)
-        u = np.clip(start, low, high)
+        # a posterior nearby, or the inclusion, tells no more than this: 5.8 evaluations after 6.4
+        u = np.where(k > base, k - base, (k - base) / 1.5)
         todo: Any = slice(None)
         for _ in range(MAX_NEWTON):
             now = u[todo]
@@ -221,4 +216,4 @@ class _InverseMap:
         shift, precision = self.mean * on / t, on * on / t - 1.0 / factor.slab_variance
         log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
         kl = factor.total(shift * self.mean - 0.5 * precision * self.second) - log_z
-        return MatchedCavity(shift, precision, np.minimum(on, 1.0), kl, u)  # rounding
+        return MatchedCavity(shift, precision, np.minimum(on, 1.0), kl)  # rounding

@@ -27,7 +27,7 @@ from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import BinaryFit, run_attributes
-from ._energy import LOW_SITE
+from ._energy import LOW_SITE, largest_move
 from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
@@ -224,9 +224,7 @@ class ProbitState:
 
         The first in units of the latent values, the others in slab standard deviations.
         """
-        q, t = self.marginals, self.tilted
-        move = np.maximum(np.abs(t.mean - q.mean), np.abs(np.sqrt(t.var) - np.sqrt(q.var)))
-        columns = float(move.max() / np.sqrt(self.problem.factor.slab_variance))
+        columns = largest_move(self.tilted, self.marginals, self.problem.factor.slab_variance)
         return max(site_change(self.rows, self.update.sites, self.var), columns)
 
     @property
@@ -238,11 +236,7 @@ class ProbitState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in h, the first entry zero."""
-        factor, t = self.problem.factor, self.tilted
-        second = t.inclusion @ (t.slab_var + t.slab_mean**2) / factor.slab_variance
-        total = t.inclusion.sum()
-        expected = len(t.mean) * expit(factor.logit)
-        return np.array([0.0, 0.5 * (second - total), total - expected])
+        return np.append(0.0, self.problem.factor.slopes(self.tilted))
 
 
 class _ProbitSweeps(NamedTuple):
@@ -312,9 +306,9 @@ def make_plan(estimator, X, y, sample_weight):
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
     check_working_columns(estimator, columns)
     labels = np.where(training.y == 1, 1.0, -1.0)
-    given = estimator.slab_variance, estimator.prior_inclusion
+    given = 1.0, estimator.slab_variance, estimator.prior_inclusion
     model = LinearModel(np.sqrt(weight)[:, None] * columns, labels, reduced=False)
-    space = Space.of(model, weight.sum(), 1.0, *(None if v == "auto" else v for v in given))
+    space = Space.of(model, weight.sum(), *given)
     factor = SpikeSlab(np.exp(space.value[1]), space.value[2])
     how, small = estimator.hyperparameters, columns.size <= LARGEST_INTEGRATED
     return ProbitPlan(

@@ -15,7 +15,7 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
 from ._fit import chain_attributes, ep_attributes, keep, state_attributes, warn_not_mixed
-from ._plan import dense_blocks, dense_rows, make_plan, statistics_of_products
+from ._plan import make_plan, statistics_of_products
 from ._support import CredibleSets, FeatureSupport, find_sets
 
 
@@ -429,11 +429,8 @@ class SpikeSlabRegressor(
         """
         X = self._check_new(X)
         posterior = self._posteriors[-1 if mixture else 0]
-        parts = [posterior.predictive(rows, return_std) for rows in dense_blocks(X)]
-        mean = np.concatenate([m for m, _ in parts])
-        if not return_std:
-            return mean
-        return mean, np.sqrt(np.concatenate([v for _, v in parts]))
+        mean, variance = posterior.predictive(X, return_std)
+        return (mean, np.sqrt(variance)) if return_std else mean
 
     def predict_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Central intervals of new responses, the noise included.
@@ -459,10 +456,9 @@ class SpikeSlabRegressor(
         ValueError
             If `level` is not between 0 and 1.
         """
-        X, posterior = self._check_new(X), self._posteriors[0]
+        X = self._check_new(X)
         check_number("level", level, 0, 1, boundaries="neither")
-        blocks = [posterior.predictive_interval(rows, level) for rows in dense_blocks(X)]
-        return np.concatenate(blocks)
+        return self._posteriors[0].predictive_interval(X, level)
 
     def _coefficients(self, level):
         """Return means, standard deviations and intervals, that of an intercept last."""
@@ -489,8 +485,8 @@ class SpikeSlabRegressor(
         covariance : ndarray of shape (n1, n2)
             The intercept's uncertainty included.
         """
-        X1 = dense_rows(self._check_new(X1))
-        X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
+        X1 = self._check_new(X1)
+        X2 = X1 if X2 is None else self._check_new(X2)
         return self._posteriors[0].response_covariance(X1, X2)
 
     def credible_sets(
