@@ -149,18 +149,18 @@ def average_attributes(average, space, used, unit=0.0):
     }
 
 
-def _posterior(units, state):
+def coefficient_posterior(units, state, *link):
     """Return the `CoefficientPosterior` of an `EnergyState` at a fixed point."""
     p, on, cavity = state.problem, state.matched.inclusion, state.matched
     own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var
     own -= np.stack([cavity.shift, cavity.precision])
     draws = SequentialDraws(p.model, p.factor, p.noise, state.marginals, state.sites, own, on)
-    return CoefficientPosterior.of(units, draws, state.matched_tilted)
+    return CoefficientPosterior.of(units, draws, state.matched_tilted, *link)
 
 
 def state_attributes(units, state):
     """Return the fitted attributes that follow from one state at given hyperparameters."""
-    mixture = CoefficientMixture([_posterior(units, state)], np.ones(1))
+    mixture = CoefficientMixture([coefficient_posterior(units, state)], np.ones(1))
     return mixture.attributes() | {
         "log_evidence_": state.log_evidence,
         "site_shift_": state.sites[0] / units.y_scale,
@@ -198,7 +198,7 @@ def ep_attributes(plan, monitor):
         average = _about_mode(runs, mode, bounds, plan.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
-    parts = [_posterior(units, node.payload.state) for node in average.nodes]
+    parts = [coefficient_posterior(units, node.payload.state) for node in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)
     unit = np.array([2 * np.log(units.y_scale)] * 2 + [0.0])
     found = average_attributes(average, space, used, unit)
@@ -251,7 +251,7 @@ def _with_others(units, mixture, evidences, others):
     """Return the mixture with the other fixed points at the mode added by their evidences."""
     if not others:
         return mixture
-    parts = [*mixture.posteriors, *(_posterior(units, p.state) for p in others)]
+    parts = [*mixture.posteriors, *(coefficient_posterior(units, p.state) for p in others)]
     weight = softmax([*np.log(mixture.weight), *(evidences[1:] - evidences[0])])
     return CoefficientMixture(parts, weight)
 

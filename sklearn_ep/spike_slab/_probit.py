@@ -2,8 +2,9 @@
 
 A row has a Gaussian site on its latent value x'w + b, as in any classifier, a column one on its
 coefficient, as in the regression. A row's site of precision t and shift s is a row sqrt(t) x with
-response s / sqrt(t) and unit noise, so that the posterior is that of a `LinearModel`: through a
-matrix of the rows where columns are more, of the columns otherwise.
+response s / sqrt(t) and unit noise. So for given sites of the rows the columns are those of a
+regression, whose energy is lowered by a step before the rows are looked at again: sweeps over both
+at once do not settle where columns are collinear, and may end nats away.
 
 The intercept b has a wide normal prior and is integrated out. That takes from the scaled rows most
 of what they have along the unit vector u of the sqrt(t): all but a share, which a flat prior would
@@ -16,19 +17,19 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import logsumexp, softmax
 from sklearn.preprocessing import StandardScaler
 
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
 from .._engine.hyper import Average, find_mode, integrate
 from .._engine.likelihoods import Probit
-from .._engine.loop import SILENT, Evaluation, Trace, iterate
+from .._engine.loop import Evaluation, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import BinaryFit, run_attributes
-from ._energy import LOW_SITE, largest_move
-from ._fit import NodeRuns, average_attributes
+from ._energy import EPEnergy, descend
+from ._fit import NodeRuns, average_attributes, coefficient_posterior
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
 from ._plan import (
@@ -38,19 +39,12 @@ from ._plan import (
     checked_rows,
     dense_rows,
 )
-from ._posterior import CoefficientMixture, CoefficientPosterior
+from ._posterior import CoefficientMixture
 from ._prior import SpikeSlab
-from ._sequential_draws import SequentialDraws
+from ._runs import first_sites, prior_sites, proper_state
 
 # Prior precision of the intercept: Phi(b) of 1e-6 is within half a standard deviation.
 INTERCEPT_PRECISION = 1e-2
-# Share of a cavity that a negative site may take back: on data of tumours fixed points have up to
-# .46, and with .8 sweeps from afar lead to spurious ones. On other data they have up to .71.
-LARGEST_LACK, FREE_LACK, FIRST_SWEEPS = 0.5, 0.95, 20
-# Precision of a cavity, in slab precisions, that only a spurious posterior goes below.
-LEAST_CAVITY = -0.1
-HALVINGS = 3  # of a step: where an eighth of it is improper, so are as a rule those that follow
-LEAST_INCLUSION = 1e-30  # below which a column is as surely out
 # Entries of X up to which hyperparameters="auto" integrates: each node keeps scaled rows.
 LARGEST_INTEGRATED = 2_000_000
 # Draws that tell the inclusions of correlated columns, orders in which those of a node are drawn.
@@ -61,11 +55,7 @@ PROBIT, MATCH = Probit(), MomentMatching()
 
 @dataclass
 class ProbitRegression:
-    """Columns X (n, d), labels y in {-1, 1}, weights (n,) of rows, and a `SpikeSlab` prior.
-
-    `largest_lack` is the share of a column's cavity that a negative site may take back; zero keeps
-    all sites positive.
-    """
+    """Columns X (n, d), labels y in {-1, 1}, weights (n,) of rows, and a `SpikeSlab` prior."""
 
     X: np.ndarray
     y: np.ndarray
@@ -73,67 +63,31 @@ class ProbitRegression:
     factor: Any
     fit_intercept: bool
     damping: float
-    largest_lack: float = LARGEST_LACK
 
     def with_parameters(self, h):
         """Return the same data at h = (log noise, log slab variance, logit); noise has no part."""
         return replace(self, factor=self.factor.with_parameters(np.exp(h[1]), h[2]))
 
-    def start(self):
-        """Return sites (2, n + d) that say nothing of rows, and the prior's moments of columns."""
-        n, d = self.X.shape
-        own = 1.0 / (expit(self.factor.logit) * self.factor.slab_variance)
-        return np.stack([np.r_[np.zeros(n), np.full(d, own)], np.zeros(n + d)])
+    def solve(self, near=None, *, tol, **limits):
+        """Iterate sweeps over the rows and return the loop's Result, its payload a `ProbitState`.
 
-    def near(self, state):
-        """Return sites (2, n + d) to start from where a neighbour has its `ProbitState`.
-
-        The prior answers the neighbour's cavities, which are what the data say.
+        They begin at rows that say nothing, or at the state `near` of other parameters.
         """
-        # cavities proper with another slab are not with a narrower one
-        columns = self._answer(np.maximum(state.cavity, [[-np.inf], [0.0]]))
-        columns = np.maximum(columns, [[-np.inf], [0.0]])
-        return np.hstack([state.x[:, : len(self.y)], columns[::-1]])
+        rows, columns = np.zeros((2, len(self.y))), None
+        if near is not None:
+            there = near.columns
+            rows = np.stack(near.rows)
+            columns = first_sites(replace(there.problem, factor=self.factor), there)
 
-    def _answer(self, cavity):
-        """Return the undamped sites (2, d) of columns at cavities (2, d)."""
-        t = self.factor.tilted(*cavity)
-        least = -self.largest_lack * np.maximum(cavity[1], 0.0)
-        # an inclusion that underflows leaves a variance of zero
-        var = np.maximum(t.var, LEAST_INCLUSION * t.slab_var)
-        precision = np.maximum(1.0 / var - cavity[1], least)
-        # the mean is matched even where the least site binds
-        return np.stack([t.mean * (precision + cavity[1]) - cavity[0], precision])
+        def evaluate(x):
+            nonlocal columns
+            state = ProbitState(self, Sites(*x), columns, tol)
+            columns = state.columns.sites
+            record = {"log_evidence": state.log_evidence}
+            target = np.stack(state.update.sites)
+            return Evaluation(target, state.residual, record=record, payload=state)
 
-    def solve(self, x, *, max_iter, **limits):
-        """Iterate sweeps over all sites from x (2, n + d); return the loop's Result.
-
-        The first ones keep negative sites far from their bound, the others go on where that is in
-        the way, if it leads nearer to a fixed point.
-        """
-        first = self._swept(x, max_iter=min(FIRST_SWEEPS, max_iter - max_iter // 2), **limits)
-        left = max_iter - first.n_iter
-        if first.reason != "max_iter" or not left:
-            return first
-        if left > 1:
-            second = self.resumed(first.x, max_iter=left - 1, **limits)
-            if second.residual < first.residual or second.reason == "asked":
-                return second
-        return self._swept(first.x, max_iter=1, **limits)
-
-    def resumed(self, x, **limits):
-        """Iterate from the sites of a fixed point nearby, where negative ones lead nowhere else."""
-        return replace(self, largest_lack=FREE_LACK)._swept(x, **limits)
-
-    def _swept(self, x, monitor=SILENT, **limits):
-        limits = dict(damping=self.damping, halvings=HALVINGS, monitor=monitor, **limits)
-        return iterate(self._evaluate, x, **limits)
-
-    def _evaluate(self, x):
-        state = ProbitState(self, x)
-        target = np.hstack([state.update.sites, self._answer(state.cavity)[::-1]])
-        record = {"log_evidence": state.log_evidence}
-        return Evaluation(target, state.residual, record=record, payload=state)
+        return iterate(evaluate, rows, tol=tol, damping=self.damping, **limits)
 
 
 class Intercept(NamedTuple):
@@ -168,55 +122,49 @@ class Intercept(NamedTuple):
 
 
 class ProbitState:
-    """The posterior at sites x (2, n + d) of precisions and shifts, those of the rows first."""
+    """The posterior at sites of rows, and at those of columns one step of their descent further.
 
-    def __init__(self, problem, x):
-        n, self.problem, self.x = len(problem.y), problem, x
-        self.rows, self.columns = Sites(*x[:, :n]), x[::-1, n:]
-        self.precision, shift = problem.weight * self.rows.precision, problem.weight * x[1, :n]
+    Sites of columns are (2, d), None where they begin at the prior's moments. The step is taken
+    where they have to move by more than tol.
+    """
+
+    def __init__(self, problem, rows, columns, tol):
+        self.problem, self.rows = problem, rows
+        self.precision, shift = (problem.weight * a for a in rows)
         root = np.sqrt(self.precision)
         self.intercept = Intercept.of(problem.X, self.precision, shift, problem.fit_intercept)
-        y = shift / np.where(root > 0, root, 1.0)
-        rows = self.intercept.taken_off(root[:, None] * problem.X)
-        self.model = LinearModel(rows, self.intercept.taken_off(y), reduced=False)
-        low = LOW_SITE / problem.factor.slab_variance
-        self.marginals = self.model.marginals(self.columns[1], self.columns[0], 1.0, low)
-        q = self.marginals
-        self.cavity = np.stack([q.mean / q.var, 1.0 / q.var]) - self.columns
-        if np.any(self.cavity[1] < LEAST_CAVITY / problem.factor.slab_variance):
-            raise ImproperPosterior("the posterior without one coefficient has no variance")
-        self.mean = self.intercept.base + self._centred(slice(None)) @ self.marginals.mean
+        scaled = self.intercept.taken_off(root[:, None] * problem.X)
+        y = self.intercept.taken_off(shift / np.where(root > 0, root, 1.0))
+        # sites of rows are no densities: the energy counts neither their number nor y'y
+        model = LinearModel(scaled, y, reduced=False)
+        energy = EPEnergy(model, problem.factor, 1.0, 0.0, -0.5 * float(y @ y))
+        start = prior_sites(energy) if columns is None else columns
+        found = descend(proper_state(energy, start), max_iter=1, tol=tol)
+        self.columns = found.evaluation.payload
+        self.mean = self.intercept.base + self._centred(slice(None)) @ self.columns.mean
         self.var = self._latent_variance()
-        self.update = MATCH(PROBIT, problem.y, self.rows, self.mean, self.var)
+        self.update = MATCH(PROBIT, problem.y, rows, self.mean, self.var)
 
     def _centred(self, rows):
         return self.problem.X[rows] - self.intercept.centre
 
     def _latent_variance(self):
         """Return the variances (n,) of the latent values, O(n^2) where columns are many."""
-        if self.model.dense:
-            return self.marginals.covariance(self._centred(slice(None))) + self.intercept.variance
-        left = self.marginals.left_of_noise(self.intercept.direction, self.intercept.share)
+        marginals = self.columns.marginals
+        if self.columns.problem.model.dense:
+            return marginals.covariance(self._centred(slice(None))) + self.intercept.variance
+        left = marginals.left_of_noise(self.intercept.direction, self.intercept.share)
         weak = 1.0 - left < WEAK_SITE
         var = (1.0 - left) / np.where(weak, 1.0, self.precision)
         if weak.any():
-            own = self.marginals.covariance(self._centred(weak))
-            var[weak] = own + self.intercept.variance
+            var[weak] = marginals.covariance(self._centred(weak)) + self.intercept.variance
         return var
-
-    @cached_property
-    def tilted(self):
-        """Moments of the prior times cavity."""
-        return self.problem.factor.tilted(*self.cavity)
 
     @cached_property
     def log_evidence(self):
         """EP approximation of log p(y)."""
-        q = self.marginals
-        fit = (self.columns[0] + self.model.Xy) @ q.mean - q.log_det
-        columns = self.tilted.log_z - 0.5 * (np.log(q.var) + q.mean**2 / q.var)
         rows = self.problem.weight @ self.update.log_term
-        return float(self.intercept.log_mass + 0.5 * fit + columns.sum() + rows)
+        return float(self.intercept.log_mass + rows) + self.columns.log_evidence
 
     @cached_property
     def residual(self):
@@ -224,8 +172,7 @@ class ProbitState:
 
         The first in units of the latent values, the others in slab standard deviations.
         """
-        columns = largest_move(self.tilted, self.marginals, self.problem.factor.slab_variance)
-        return max(site_change(self.rows, self.update.sites, self.var), columns)
+        return max(site_change(self.rows, self.update.sites, self.var), self.columns.residual)
 
     @property
     def log_loo(self):
@@ -236,7 +183,7 @@ class ProbitState:
     @property
     def evidence_gradient(self):
         """Derivative (3,) of the log evidence in h, the first entry zero."""
-        return np.append(0.0, self.problem.factor.slopes(self.tilted))
+        return np.append(0.0, self.columns.evidence_gradient[1:])
 
 
 class _ProbitSweeps(NamedTuple):
@@ -256,14 +203,12 @@ _SWEEPS = _ProbitSweeps()
 
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
     try:
-        if near is None:
-            return problem.solve(problem.start(), **limits).evaluation.payload
-        state = problem.resumed(problem.near(near), **limits).evaluation.payload
+        out = problem.solve(near, tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
     except ImproperPosterior:
         return None
-    return state if state.residual <= _SWEEPS.settled else None
+    state = out.evaluation.payload
+    return state if near is None or state.residual <= _SWEEPS.settled else None
 
 
 @dataclass
@@ -284,14 +229,11 @@ class ProbitPlan:
 
     def posterior(self, state):
         """Return what predicts at a state: units have the intercept, normal given w."""
-        factor, intercept = state.problem.factor, state.intercept
-        at = state.marginals, state.columns, state.columns, state.tilted.inclusion
-        draws = SequentialDraws(state.model, factor, 1.0, *at)
-        fitted = state.problem.fit_intercept
+        intercept, fitted = state.intercept, state.problem.fit_intercept
         total = 1.0 / intercept.variance if fitted else 1.0
         centre = self.offset + self.scale * intercept.centre
         units = Standardisation(centre, self.scale, intercept.base, 1.0, total, total, fitted)
-        return CoefficientPosterior.of(units, draws, state.tilted, PROBIT)
+        return coefficient_posterior(units, state.columns, PROBIT)
 
 
 def make_plan(estimator, X, y, sample_weight):
@@ -341,7 +283,10 @@ def _scaled(training, fit_intercept, standardize):
 
 
 def _learned(plan, runs, bounds, monitor):
-    """Return the problem at the mode of its hyperparameters, sites, and whether to stop there."""
+    """Return the problem at the mode of its hyperparameters, its state, and whether to stop there.
+
+    The state is None where none was found.
+    """
     left, asked = _SWEEPS.search, False
     with monitor.phase("learning") as told:
 
@@ -354,8 +299,8 @@ def _learned(plan, runs, bounds, monitor):
 
         mode = find_mode(evaluate, plan.space.phi(plan.space.value), bounds)
     if mode is None:
-        return plan.problem, plan.problem.start(), asked
-    return plan.problem.with_parameters(plan.space.h(mode.phi)), mode.payload.state.x, asked
+        return plan.problem, None, asked
+    return plan.problem.with_parameters(plan.space.h(mode.phi)), mode.payload.state, asked
 
 
 def fitted_attributes(plan, estimator, monitor):
@@ -365,11 +310,11 @@ def fitted_attributes(plan, estimator, monitor):
     """
     problem, space = plan.problem, plan.space
     runs = NodeRuns(problem, space, plan.prior, settled_near)
-    bounds, asked, x = space.bounds(problem.X.shape[1]), False, problem.start()
+    bounds, asked, near = space.bounds(problem.X.shape[1]), False, None
     if space.free.any():
-        problem, x, asked = _learned(plan, runs, bounds, monitor)
-    trace = Trace(monitor)
-    out = _run(problem, x, estimator, trace)
+        problem, near, asked = _learned(plan, runs, bounds, monitor)
+    limits = dict(tol=estimator.tol, max_iter=estimator.max_iter)
+    out = problem.solve(near, monitor=monitor, **limits)
     state, used = out.evaluation.payload, "mode"
     h = np.array([0.0, np.log(problem.factor.slab_variance), problem.factor.logit])
     node = runs.node(space.phi(h), state)
@@ -383,7 +328,7 @@ def fitted_attributes(plan, estimator, monitor):
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
     loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))
-    run = BinaryFit(None, trace.history, out.reason, average.log_evidence, {})
+    run = BinaryFit(None, out.history, out.reason, average.log_evidence, {})
     return found | run_attributes([run]) | {"loo_proba_": spread_rows(loo, plan.kept, np.nan)}
 
 
@@ -425,16 +370,6 @@ def _weighed(draws, state, n_draws, rng):
         log_weight += 0.5 * (free**2 - INTERCEPT_PRECISION * b**2)
         log_weight += 0.5 * np.log(INTERCEPT_PRECISION * own.variance)
     return w, log_weight
-
-
-def _run(problem, x, estimator, trace):
-    """Run EP at the mode; where no step is left, again with sites of columns not below zero."""
-    limits = dict(tol=estimator.tol, monitor=trace)
-    out = problem.solve(x, max_iter=estimator.max_iter, **limits)
-    if out.reason != "stuck" or trace.n_iter >= estimator.max_iter:
-        return out
-    safe = replace(problem, largest_lack=0.0)
-    return safe.solve(safe.start(), max_iter=estimator.max_iter - trace.n_iter, **limits)
 
 
 def state_attributes(plan, state):

@@ -73,7 +73,7 @@ def test_leave_one_out_is_near_that_of_refits():
 def solved(h, X, y, tol=1e-11, max_iter=1000):
     factor = SpikeSlab(np.exp(h[0]), h[1])
     problem = ProbitRegression(X, y, np.ones(len(y)), factor, True, damping=0.7)
-    out = problem.solve(problem.start(), tol=tol, max_iter=max_iter)
+    out = problem.solve(tol=tol, max_iter=max_iter)
     return out.evaluation.payload
 
 
@@ -116,7 +116,7 @@ def test_the_average_is_that_of_a_fine_grid():
             # slab over noise has the density (1 + r)^(-3/2) / 2, the inclusion is Beta(1, sqrt(d))
             prior = x - 1.5 * np.logaddexp(0, x) + np.log(expit(odds))
             weight.append(state.log_evidence + prior + np.sqrt(3) * np.log(expit(-odds)))
-            found.append(state.tilted.inclusion)
+            found.append(state.columns.tilted.inclusion)
     weight = np.exp(np.array(weight) - np.max(weight))
     np.testing.assert_allclose(clf.inclusion_proba_, weight @ found / weight.sum(), atol=0.015)
 
