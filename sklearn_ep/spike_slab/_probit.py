@@ -2,9 +2,9 @@
 
 A row has a Gaussian site on its latent value x'w + b, as in any classifier, a column one on its
 coefficient, as in the regression. A row's site of precision t and shift s is a row sqrt(t) x with
-response s / sqrt(t) and unit noise. So for given sites of the rows the columns are those of a
-regression, whose energy is lowered by a step before the rows are looked at again: sweeps over both
-at once do not settle where columns are collinear, and may end nats away.
+response s / sqrt(t) and unit noise, so that for given sites of the rows the columns are those of a
+regression. Sweeps over both at once come first. They do not settle where columns are collinear, and
+may end nats away: there each look at the rows follows steps down the energy of that regression.
 
 The intercept b has a wide normal prior and is integrated out. That takes from the scaled rows most
 of what they have along the unit vector u of the sqrt(t): all but a share, which a flat prior would
@@ -12,18 +12,19 @@ take as well. Given w it is normal, and independent of what w says about x - c f
 is close to the mean row weighted by t.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp, softmax
+from scipy.special import expit, logsumexp, softmax
 from sklearn.preprocessing import StandardScaler
 
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
 from .._engine.hyper import Average, find_mode, integrate
 from .._engine.likelihoods import Probit
-from .._engine.loop import Evaluation, iterate
+from .._engine.loop import Evaluation, Trace, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
@@ -41,10 +42,21 @@ from ._plan import (
 )
 from ._posterior import CoefficientMixture
 from ._prior import SpikeSlab
-from ._runs import first_sites, prior_sites, proper_state
+from ._runs import proper_state
 
 # Prior precision of the intercept: Phi(b) of 1e-6 is within half a standard deviation.
 INTERCEPT_PRECISION = 1e-2
+# Share of a cavity that a negative site may take back in sweeps: fixed points have up to .71. With
+# .5 sweeps of prostate tumours do not settle, with .95 they end where they do with .7.
+LARGEST_LACK = 0.7
+MOST_SWEEPS = 60  # at the mode, before columns descend; some 10 to 40 are usual
+# Steps down the energy of the columns before the rows are looked at again. Of 127 nodes where
+# sweeps do not settle 94 do with 3 steps, 86 with one: all 55 with no more columns than rows.
+DESCENTS = 3
+# Precision of a cavity, in slab precisions, that sweeps go below on the way to spurious posteriors.
+LEAST_CAVITY = -0.1
+HALVINGS = 3  # of a step: where an eighth of it is improper, so are as a rule those that follow
+LEAST_INCLUSION = 1e-30  # below which a column is as surely out
 # Entries of X up to which hyperparameters="auto" integrates: each node keeps scaled rows.
 LARGEST_INTEGRATED = 2_000_000
 # Draws that tell the inclusions of correlated columns, orders in which those of a node are drawn.
@@ -68,26 +80,51 @@ class ProbitRegression:
         """Return the same data at h = (log noise, log slab variance, logit); noise has no part."""
         return replace(self, factor=self.factor.with_parameters(np.exp(h[1]), h[2]))
 
-    def solve(self, near=None, *, tol, **limits):
-        """Iterate sweeps over the rows and return the loop's Result, its payload a `ProbitState`.
+    def start(self):
+        """Return sites (2, n + d) that say nothing of rows, and the prior's moments of columns."""
+        n, d = self.X.shape
+        own = 1.0 / (expit(self.factor.logit) * self.factor.slab_variance)
+        return np.stack([np.r_[np.zeros(n), np.full(d, own)], np.zeros(n + d)])
 
-        They begin at rows that say nothing, or at the state `near` of other parameters.
+    def near(self, state):
+        """Return sites (2, n + d) to start from where a neighbour has its `ProbitState`.
+
+        The prior answers the neighbour's cavities, which are what the data say.
         """
-        rows, columns = np.zeros((2, len(self.y))), None
-        if near is not None:
-            there = near.columns
-            rows = np.stack(near.rows)
-            columns = first_sites(replace(there.problem, factor=self.factor), there)
+        # cavities proper with another slab are not with a narrower one
+        columns = self._answer(np.maximum(state.columns.cavity, [[-np.inf], [0.0]]))
+        columns = np.maximum(columns, [[-np.inf], [0.0]])
+        return np.hstack([state.x[:, : len(self.y)], columns[::-1]])
+
+    def _answer(self, cavity):
+        """Return the undamped sites (2, d) of columns at cavities (2, d)."""
+        t = self.factor.tilted(*cavity)
+        least = -LARGEST_LACK * np.maximum(cavity[1], 0.0)
+        # an inclusion that underflows leaves a variance of zero
+        var = np.maximum(t.var, LEAST_INCLUSION * t.slab_var)
+        precision = np.maximum(1.0 / var - cavity[1], least)
+        # the mean is matched even where the least site binds
+        return np.stack([t.mean * (precision + cavity[1]) - cavity[0], precision])
+
+    def swept(self, x, **limits):
+        """Iterate sweeps over all sites from x (2, n + d); return the loop's Result."""
 
         def evaluate(x):
-            nonlocal columns
-            state = ProbitState(self, Sites(*x), columns, tol)
-            columns = state.columns.sites
-            record = {"log_evidence": state.log_evidence}
-            target = np.stack(state.update.sites)
-            return Evaluation(target, state.residual, record=record, payload=state)
+            state = ProbitState(self, x)
+            if np.any(state.columns.cavity[1] < LEAST_CAVITY / self.factor.slab_variance):
+                raise ImproperPosterior("the posterior without one coefficient has no variance")
+            return state.evaluation(self._answer(state.columns.cavity))
 
-        return iterate(evaluate, rows, tol=tol, damping=self.damping, **limits)
+        return iterate(evaluate, x, damping=self.damping, halvings=HALVINGS, **limits)
+
+    def descended(self, x, *, tol, **limits):
+        """Iterate sweeps over the rows, with steps down the energy of the columns before each."""
+
+        def evaluate(x):
+            state = ProbitState(self, x, tol)
+            return state.evaluation(state.columns.sites)
+
+        return iterate(evaluate, x, tol=tol, damping=self.damping, **limits)
 
 
 class Intercept(NamedTuple):
@@ -122,15 +159,15 @@ class Intercept(NamedTuple):
 
 
 class ProbitState:
-    """The posterior at sites of rows, and at those of columns one step of their descent further.
+    """The posterior at sites x (2, n + d) of precisions and shifts, those of the rows first.
 
-    Sites of columns are (2, d), None where they begin at the prior's moments. The step is taken
-    where they have to move by more than tol.
+    Where tol is given, columns that have to move by more are some steps down their energy from x.
     """
 
-    def __init__(self, problem, rows, columns, tol):
-        self.problem, self.rows = problem, rows
-        self.precision, shift = (problem.weight * a for a in rows)
+    def __init__(self, problem, x, tol=None):
+        n, self.problem, self.x = len(problem.y), problem, x
+        self.rows = Sites(*x[:, :n])
+        self.precision, shift = (problem.weight * a for a in self.rows)
         root = np.sqrt(self.precision)
         self.intercept = Intercept.of(problem.X, self.precision, shift, problem.fit_intercept)
         scaled = self.intercept.taken_off(root[:, None] * problem.X)
@@ -138,12 +175,20 @@ class ProbitState:
         # sites of rows are no densities: the energy counts neither their number nor y'y
         model = LinearModel(scaled, y, reduced=False)
         energy = EPEnergy(model, problem.factor, 1.0, 0.0, -0.5 * float(y @ y))
-        start = prior_sites(energy) if columns is None else columns
-        found = descend(proper_state(energy, start), max_iter=1, tol=tol)
-        self.columns = found.evaluation.payload
+        if tol is None:
+            self.columns = energy.at(x[::-1, n:])
+        else:
+            start = proper_state(energy, x[::-1, n:])
+            self.columns = descend(start, max_iter=DESCENTS, tol=tol).evaluation.payload
         self.mean = self.intercept.base + self._centred(slice(None)) @ self.columns.mean
         self.var = self._latent_variance()
-        self.update = MATCH(PROBIT, problem.y, rows, self.mean, self.var)
+        self.update = MATCH(PROBIT, problem.y, self.rows, self.mean, self.var)
+
+    def evaluation(self, columns):
+        """Return the `Evaluation` whose target has the update of the rows and sites of columns."""
+        target = np.hstack([self.update.sites, columns[::-1]])
+        record = {"log_evidence": self.log_evidence}
+        return Evaluation(target, self.residual, record=record, payload=self)
 
     def _centred(self, rows):
         return self.problem.X[rows] - self.intercept.centre
@@ -203,12 +248,15 @@ _SWEEPS = _ProbitSweeps()
 
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    try:
-        out = problem.solve(near, tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
-    except ImproperPosterior:
-        return None
-    state = out.evaluation.payload
-    return state if near is None or state.residual <= _SWEEPS.settled else None
+    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
+    x, state = problem.start() if near is None else problem.near(near), None
+    few = problem.X.shape[1] <= len(problem.y)  # where a step is cheap, and leads to rest
+    for way in [problem.swept, problem.descended][: 1 + few]:
+        with suppress(ImproperPosterior):
+            state = way(x, **limits).evaluation.payload
+            if state.residual <= _SWEEPS.settled:
+                return state
+    return state if near is None else None
 
 
 @dataclass
@@ -283,10 +331,7 @@ def _scaled(training, fit_intercept, standardize):
 
 
 def _learned(plan, runs, bounds, monitor):
-    """Return the problem at the mode of its hyperparameters, its state, and whether to stop there.
-
-    The state is None where none was found.
-    """
+    """Return the problem at the mode of its hyperparameters, sites, and whether to stop there."""
     left, asked = _SWEEPS.search, False
     with monitor.phase("learning") as told:
 
@@ -299,8 +344,8 @@ def _learned(plan, runs, bounds, monitor):
 
         mode = find_mode(evaluate, plan.space.phi(plan.space.value), bounds)
     if mode is None:
-        return plan.problem, None, asked
-    return plan.problem.with_parameters(plan.space.h(mode.phi)), mode.payload.state, asked
+        return plan.problem, plan.problem.start(), asked
+    return plan.problem.with_parameters(plan.space.h(mode.phi)), mode.payload.state.x, asked
 
 
 def fitted_attributes(plan, estimator, monitor):
@@ -310,11 +355,11 @@ def fitted_attributes(plan, estimator, monitor):
     """
     problem, space = plan.problem, plan.space
     runs = NodeRuns(problem, space, plan.prior, settled_near)
-    bounds, asked, near = space.bounds(problem.X.shape[1]), False, None
+    bounds, asked, x = space.bounds(problem.X.shape[1]), False, problem.start()
     if space.free.any():
-        problem, near, asked = _learned(plan, runs, bounds, monitor)
-    limits = dict(tol=estimator.tol, max_iter=estimator.max_iter)
-    out = problem.solve(near, monitor=monitor, **limits)
+        problem, x, asked = _learned(plan, runs, bounds, monitor)
+    trace = Trace(monitor)
+    out = _at_mode(problem, x, estimator, trace)
     state, used = out.evaluation.payload, "mode"
     h = np.array([0.0, np.log(problem.factor.slab_variance), problem.factor.logit])
     node = runs.node(space.phi(h), state)
@@ -328,7 +373,7 @@ def fitted_attributes(plan, estimator, monitor):
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
     loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))
-    run = BinaryFit(None, out.history, out.reason, average.log_evidence, {})
+    run = BinaryFit(None, trace.history, out.reason, average.log_evidence, {})
     return found | run_attributes([run]) | {"loo_proba_": spread_rows(loo, plan.kept, np.nan)}
 
 
@@ -370,6 +415,21 @@ def _weighed(draws, state, n_draws, rng):
         log_weight += 0.5 * (free**2 - INTERCEPT_PRECISION * b**2)
         log_weight += 0.5 * np.log(INTERCEPT_PRECISION * own.variance)
     return w, log_weight
+
+
+def _at_mode(problem, x, estimator, trace):
+    """Run EP at the mode: by sweeps, and down the energy where that leads nearer to rest."""
+    limits, most = dict(tol=estimator.tol, monitor=trace), estimator.max_iter
+    first = None
+    with suppress(ImproperPosterior):  # where learning has ended by the descent
+        first = problem.swept(x, max_iter=min(MOST_SWEEPS, most), **limits)
+    left = most - trace.n_iter - 1
+    if first is not None and (first.reason in ("converged", "asked") or left < 1):
+        return first
+    second = problem.descended(x, max_iter=max(left, 1), **limits)
+    if first is None or second.residual < first.residual or second.reason == "asked":
+        return second
+    return problem.swept(first.x, max_iter=1, **limits)
 
 
 def state_attributes(plan, state):
