@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.special import expit
+from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep.hierarchical.partitions import trust as trusts
@@ -96,10 +97,8 @@ def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
         np.testing.assert_array_equal(getattr(found, name), getattr(given, name))
 
 
-@pytest.mark.parametrize("n_left", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
-    """Mergers of neighbours are advised until so many parts are left, of five two pairs at once."""
-    X, y = in_memory()
+def merges_until(n_left, monkeypatch):
+    """Have neighbours advised to merge until so many parts are left, of five two pairs at once."""
     advised = trusts.trust_of
 
     def trust_of(rows, *args):
@@ -112,6 +111,21 @@ def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
         )
 
     monkeypatch.setattr(trusts, "trust_of", trust_of)
+
+
+def test_adaptive_parts_share_the_iterations_of_one_fit(monkeypatch):
+    X, y = in_memory()
+    merges_until(1, monkeypatch)
+    clf = HierarchicalEPLogistic(3, n_partitions="adaptive", hyperparameters="mode", max_iter=8)
+    with pytest.warns(ConvergenceWarning, match="after 8 iterations"):
+        clf.fit(X[::2], y[::2])
+    assert clf.n_iter_ == 8 and len(clf.site_shift_) == 2
+
+
+@pytest.mark.parametrize("n_left", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
+    X, y = in_memory()
+    merges_until(n_left, monkeypatch)
     mode = dict(hyperparameters="mode")
     found = HierarchicalEPLogistic(3, n_partitions="adaptive", **mode).fit(X, y)
     assert len(found.site_shift_) == len(np.unique(found.partition_)) == n_left

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
+from sklearn.utils import Bunch
 
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments
@@ -134,17 +135,22 @@ _DRAWS = 400
 def fit_adaptively(plan, sign, monitor, previous, save):
     """Return the `BinaryFit` over parts that are merged as long as that is advised, the last one.
 
-    The site of a merged part is the product of both, from which the fit goes on. Parameters are
-    those of `fit_in_memory`.
+    The site of a merged part is the product of both, from which the fit goes on, as long as
+    `max_iter` iterations in all allow. Parameters are those of `fit_in_memory`.
     """
-    rng = np.random.default_rng(plan.settings.seed)
+    rng, most = np.random.default_rng(plan.settings.seed), plan.settings.max_iter
+    history: dict[str, np.ndarray] = {}
     while True:
         fit = fit_in_memory(plan, sign, monitor, previous, save)
+        history = {k: np.append(history.get(k, ()), v) for k, v in fit.history.items()}
+        left = most - len(history["residual"])
         parts = [rows_of(part) for part in parts_in_memory(plan, sign)]
         joined = merged_numbers(trust_of(parts, fit.attributes["sites"], _DRAWS, rng))
-        if fit.reason == "asked" or len(set(joined)) == len(joined):
-            return fit._replace(attributes=fit.attributes | dict(parts=plan.parts))
+        if fit.reason == "asked" or left < 1 or len(set(joined)) == len(joined):
+            known = fit.attributes | dict(parts=plan.parts)
+            return fit._replace(history=history, attributes=known)
         plan, previous = merged(plan, fit.attributes["sites"], joined)
+        plan = plan._replace(settings=Bunch(**plan.settings | {"max_iter": left}))
 
 
 def merged_numbers(trusts):
