@@ -22,9 +22,10 @@ from scipy.special import expit, logsumexp, softmax
 from sklearn.preprocessing import StandardScaler
 
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
-from .._engine.hyper import Average, find_mode, integrate
+from .._engine.hyper import Average, find_mode, integrate, log_weights_without
 from .._engine.likelihoods import Probit
 from .._engine.loop import Evaluation, Trace, iterate
+from .._engine.rows import find_copies, taken_copies
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
@@ -219,10 +220,9 @@ class ProbitState:
         """
         return max(site_change(self.rows, self.update.sites, self.var), self.columns.residual)
 
-    @property
-    def log_loo(self):
-        """Log probabilities (n,) of the labels under their cavities."""
-        own = cavity(self.rows, self.mean, self.var)
+    def log_left_out(self, taken):
+        """Log probabilities (n,) of the labels under cavities, so many copies being taken out."""
+        own = cavity(self.rows, self.mean, self.var, taken)
         return PROBIT.tilted(self.problem.y, own.mean, own.var).log_z
 
     @property
@@ -372,7 +372,11 @@ def fitted_attributes(plan, estimator, monitor):
     found = _of_mixture(mixture) | average_attributes(average, space, used)
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
-    loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))
+    place = find_copies(problem.X, problem.weight).group
+    taken = taken_copies(place, problem.y, problem.weight)
+    own = np.array([state.log_left_out(taken) for state in states])
+    log_weight = log_weights_without(average.weight, own, taken)
+    loo = np.exp(logsumexp(log_weight + own, axis=0))
     run = BinaryFit(None, trace.history, out.reason, average.log_evidence, {})
     return found | run_attributes([run]) | {"loo_proba_": spread_rows(loo, plan.kept, np.nan)}
 

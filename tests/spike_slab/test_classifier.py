@@ -61,16 +61,22 @@ def test_evidence_and_inclusion_of_one_column():
     assert clf.inclusion_proba_[0] == pytest.approx(mass(every)[1] / total, abs=0.02)
 
 
-def test_leave_one_out_is_near_that_of_refits():
+@pytest.mark.parametrize("copies", [1, 3])
+def test_leave_one_out_is_near_that_of_refits(copies):
     X, y = data(40, 4)
-    clf = SpikeSlabClassifier(**GIVEN).fit(X, y)
+    weight = np.full(40, float(copies))
+    clf = SpikeSlabClassifier(**GIVEN).fit(X, y, sample_weight=weight)
     rows = np.argsort(clf.loo_proba_)[::4]
     refits = [
-        SpikeSlabClassifier(**GIVEN).fit(np.delete(X, i, 0), np.delete(y, i)).predict_proba(X[[i]])
+        SpikeSlabClassifier(**GIVEN)
+        .fit(np.delete(X, i, 0), np.delete(y, i), sample_weight=weight[1:])
+        .predict_proba(X[[i]])
         for i in rows
     ]
     own = np.array([p[0, label] for p, label in zip(refits, y[rows], strict=True)])
     np.testing.assert_allclose(clf.loo_proba_[rows], own, atol=0.03)
+    written = SpikeSlabClassifier(**GIVEN).fit(np.tile(X, (copies, 1)), np.tile(y, copies))
+    np.testing.assert_allclose(written.loo_proba_[:40], clf.loo_proba_, atol=1e-3)
 
 
 def solved(h, X, y, tol=1e-11, max_iter=1000):
