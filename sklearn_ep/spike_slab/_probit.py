@@ -173,9 +173,8 @@ class ProbitState:
         self.intercept = Intercept.of(problem.X, self.precision, shift, problem.fit_intercept)
         scaled = self.intercept.taken_off(root[:, None] * problem.X)
         y = self.intercept.taken_off(shift / np.where(root > 0, root, 1.0))
-        # sites of rows are no densities: the energy counts neither their number nor y'y
         model = LinearModel(scaled, y, reduced=False)
-        energy = EPEnergy(model, problem.factor, 1.0, 0.0, -0.5 * float(y @ y))
+        energy = EPEnergy(model, problem.factor, 1.0, n)
         if tol is None:
             self.columns = energy.at(x[::-1, n:])
         else:
@@ -209,8 +208,12 @@ class ProbitState:
     @cached_property
     def log_evidence(self):
         """EP approximation of log p(y)."""
+        # of the cavities, which every sweep has; that of the energy needs those that match Q
+        q, t = self.columns, self.columns.tilted
+        fit = (q.sites[0] + q.problem.model.Xy) @ q.mean - q.marginals.log_det
+        columns = t.log_z - 0.5 * (np.log(q.var) + q.mean**2 / q.var)
         rows = self.problem.weight @ self.update.log_term
-        return float(self.intercept.log_mass + rows) + self.columns.log_evidence
+        return float(self.intercept.log_mass + 0.5 * fit + columns.sum() + rows)
 
     @cached_property
     def residual(self):
