@@ -149,13 +149,13 @@ def average_attributes(average, space, used, unit=0.0):
     }
 
 
-def coefficient_posterior(units, state, *link):
-    """Return the `CoefficientPosterior` of an `EnergyState` at a fixed point."""
+def coefficient_posterior(units, state, link=None):
+    """Return the `CoefficientPosterior` of an `EnergyState` at a fixed point, with its link."""
     p, on, cavity = state.problem, state.matched.inclusion, state.matched
     own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var
     own -= np.stack([cavity.shift, cavity.precision])
     draws = SequentialDraws(p.model, p.factor, p.noise, state.marginals, state.sites, own, on)
-    return CoefficientPosterior.of(units, draws, state.matched_tilted, *link)
+    return CoefficientPosterior.of(units, draws, state.matched_tilted, link)
 
 
 def state_attributes(units, state):
