@@ -147,6 +147,20 @@ def test_search_without_a_better_step_says_how_much_is_left():
     assert (fine.reason, rough.reason) == ("stuck", "converged")
 
 
+@pytest.mark.parametrize("fall, reason", [(1e-4, "converged"), (1.0, "stuck")])
+def test_search_from_a_maximum_with_gradients_that_are_off_has_converged_where_all_is_flat(
+    fall, reason
+):
+    def misleading(x):
+        return fall * np.tanh(np.sum(x**2)), np.array([0.2, -0.1]), None
+
+    ends = FINE._replace(exact_gradient=False, first_step=1.0, max_line_search=6)
+    found = minimise_where_finite(
+        misleading, np.zeros(2), WALLS["box"], ends, max_iter=9, negligible=0.01
+    )
+    assert (found.reason, found.n_steps) == (reason, 0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_where_gradients_are_off_a_step_after_one_that_led_down_is_half_as_long(seed):
     rng, tried = np.random.default_rng(seed), []

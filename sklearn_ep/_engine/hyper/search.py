@@ -90,7 +90,7 @@ class _BoxSearch:
     `x`, `value`, `gradient` and `payload` are those of the best point, `moved` is the last step;
     `failed` is the last point without a value. With `patience` it also ends after so many
     evaluations in turn that together gain no more than `negligible`. scipy's search is in units of
-    a first step, and `known` its first point with value and gradient.
+    a first step, and `known` its first point with value and gradient; `worst` is the worst value.
     """
 
     gradient: Any = None
@@ -98,6 +98,7 @@ class _BoxSearch:
     failed: Any = None
     known: Any = None
     unit = 1.0
+    worst = -np.inf
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class _BoxSearch:
             self.failed = x.copy()
             raise _NoValue
         # what is rounding error has no sign: at a bound it would decide which parameters are free
+        self.worst = max(self.worst, value)
         noise = self.accuracy.tie * (1.0 + abs(value))
         gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
         if value < self.value - noise:
@@ -180,7 +182,8 @@ class _BoxSearch:
         if self.no_better:
             enough = max(self.accuracy.ftol * max(abs(self.value), 1.0), self.negligible)
             found_all = projected @ self.moved <= enough or not self.accuracy.exact_gradient
-            reason = "converged" if self.n_steps and found_all else "stuck"
+            flat = self.worst - self.value <= enough
+            reason = "converged" if flat or (self.n_steps and found_all) else "stuck"
         left = float(np.max(projected, initial=0.0))
         return Search(self.x, self.value, self.payload, reason, self.n_steps, left, self.n_cut)
 
@@ -211,7 +214,7 @@ def minimise_where_finite(
     search finds nothing better and a step as long as the last one would by the gradient gain less
     than `ftol` asks or than `negligible`, in units of the value: what is left is beyond the
     accuracy of the values, or of no interest; with a gradient that is not exact so is all that a
-    line search does not find.
+    line search does not find. Nor is there anything to find where no value was worse by as much.
     """
     search = _BoxSearch(objective, x, bounds, accuracy, negligible, ended)
     while search.reason is None:
