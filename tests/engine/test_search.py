@@ -147,6 +147,19 @@ def test_search_without_a_better_step_says_how_much_is_left():
     assert (fine.reason, rough.reason) == ("stuck", "converged")
 
 
+def test_steps_grow_from_the_first_as_long_as_they_lead_up():
+    seen = []
+
+    def told(x):
+        seen.append(x.copy())
+        return quadratic(x)
+
+    found = run(told, start=(9.0, -2.0), lacking=np.zeros(2), longest=0.5)
+    lengths = np.abs(np.diff(seen, axis=0)).max(axis=1)
+    np.testing.assert_allclose(lengths[:4], [0.5, 1.0, 2.0, 2.0])
+    np.testing.assert_allclose(found.node.phi, TOP, atol=1e-4)
+
+
 @pytest.mark.parametrize("fall, reason", [(1e-4, "converged"), (1.0, "stuck")])
 def test_search_from_a_maximum_with_gradients_that_are_off_has_converged_where_all_is_flat(
     fall, reason

@@ -280,8 +280,9 @@ def ascend(
     where the quadratic model promises less than `gain` by a further step: in units of the value,
     and so of the posterior, that the gradient alone does not know; or where `patience` evaluations
     in turn gain nothing. `ended` is told of each node that a step led to and stops the search by
-    returning True. Coordinates at a bound (p, 2) that want to leave it stay; no step is longer than
-    `longest` in any of them.
+    returning True. Coordinates at a bound (p, 2) that want to leave it stay; the first step is no
+    longer than `longest` in any of them, and after each that is taken the next may be twice as
+    long.
 
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. How the value rises on a step corrects it along that step, and after
@@ -327,7 +328,7 @@ class _AscentState:
         lacking: np.ndarray | None,
         longest: float,
     ) -> None:
-        self.bounds, self.longest, self.most = bounds, longest, longest
+        self.bounds, self.longest = bounds, longest
         self.curvature, self.exact = curvature, lacking is None
         self.lack = np.zeros_like(x) if lacking is None else lacking
         self.x, self.node, self.best = x, start, start
@@ -374,7 +375,7 @@ class _AscentState:
             return False
         self.x, self.node, self.gradient = trial, node, gradient
         self.share = self.reach = min(1.0, _LONGER * self.reach)
-        self.longest = min(self.most, _LONGER * self.longest)
+        self.longest = min(_LONGEST, _LONGER * self.longest)
         self.n_failed, self.n_steps = 0, self.n_steps + 1
         return True
 
@@ -553,8 +554,9 @@ def search_from_rows(
         tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
         limits |= dict(gain=max(0.1, accuracy.gain), lacking=lacking / share, patience=tries)
     elif not exact_gradient:
-        # gradients that are not exact are off by as much as longer steps promise; what they lack
-        # grows as the evidence itself: both come from rows in doubt
+        # gradients that are not exact are off by as much as a longer first step promises: some of
+        # the rows may end at a bound of the variance, from where steps that are right grow. What
+        # gradients lack grows as the evidence itself: both come from rows in doubt
         near = nodes.evaluate(below.phi, None)
         start = np.nan if near is None else near.log_evidence
         growth = np.clip(start / below.log_evidence, 1.0, 1.0 / share)
