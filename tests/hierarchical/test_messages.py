@@ -188,7 +188,7 @@ def test_the_dense_block_and_what_follows_of_it(n_parts, most):
 # ---------------------------------------------------------------------------- whole fits
 
 
-def nested_data(n_schools=60, pupils=5, answers=5, seed=0, near=0):
+def nested_data(n_schools=80, pupils=5, answers=5, seed=0, near=0):
     """Pupils in schools; `near` pupils have one row in another school."""
     rng = np.random.default_rng(seed)
     p = np.repeat(np.arange(n_schools * pupils), answers)

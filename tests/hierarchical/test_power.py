@@ -134,10 +134,10 @@ def test_towards_zero_it_is_variational_bayes():
 @functools.cache
 def data():
     rng = np.random.default_rng(1)
-    person, item = rng.integers(20, size=600), rng.integers(12, size=600)
-    X = rng.normal(size=(600, 2))
-    z = X @ [1.0, -1.0] + rng.normal(size=20)[person] + 0.8 * rng.normal(size=12)[item]
-    return np.column_stack([X, person, item]), (rng.uniform(size=600) < expit(z)).astype(int)
+    person, item = rng.integers(30, size=900), rng.integers(12, size=900)
+    X = rng.normal(size=(900, 2))
+    z = X @ [1.0, -1.0] + rng.normal(size=30)[person] + 0.8 * rng.normal(size=12)[item]
+    return np.column_stack([X, person, item]), (rng.uniform(size=900) < expit(z)).astype(int)
 
 
 def test_all_ways_to_fit_agree_at_one_power():
