@@ -19,7 +19,7 @@ def rows_of(n_groups, size, seed):
 
 def test_a_lost_variance_of_a_small_group_costs_its_node(monkeypatch):
     """What rounding leaves of an effect's variance is zero above some scale."""
-    X, y = rows_of(20, 4, 0)
+    X, y = rows_of(12, 3, 0)
     est = HierarchicalEPLogistic(2, tol=1e-5).fit(X, y)
     at = np.sort(est.hyper_nodes_[:, 0])
     limit = 0.5 * (at[-2] + at[-1])

@@ -42,8 +42,10 @@ def dense_ep(A, sign, weight, precision, shift, sweeps=200):
         cov = np.linalg.inv(precision + (A.T * (weight * sites.precision)) @ A)
         mean = cov @ (shift + A.T @ (weight * sites.shift))
         m, v = A @ mean, np.sum((A @ cov) * A, 1)
-        update = rule(Logit(), sign, sites, m, v)
+        update, old = rule(Logit(), sign, sites, m, v), sites
         sites = update.sites
+        if max(np.max(np.abs(a - b)) for a, b in zip(sites, old, strict=True)) < 1e-13:
+            break
     log_z = weight @ update.log_term + 0.5 * mean @ np.linalg.solve(cov, mean)
     log_z += 0.5 * np.linalg.slogdet(cov)[1] + 0.5 * np.linalg.slogdet(precision)[1]
     return mean, cov, log_z - 0.5 * shift @ np.linalg.solve(precision, shift)

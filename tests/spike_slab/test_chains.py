@@ -65,11 +65,13 @@ def pairs(reg):
         ("chain of both signs", 10, "enumeration"),
         ("all at .99", 10, "enumeration"),
         pytest.param("copies", 14, "chains", marks=pytest.mark.slow),
-        ("chain of both signs", 14, "chains"),
+        ("chain of both signs", 9, "chains"),
         pytest.param("all at .99", 14, "chains", marks=pytest.mark.slow),
     ],
 )
-def test_inclusions_of_singles_and_pairs_are_those_of_all_models(name, d, used):
+def test_inclusions_of_singles_and_pairs_are_those_of_all_models(name, d, used, monkeypatch):
+    if used == "chains":  # fewer models are as telling, and cost less to enumerate
+        monkeypatch.setattr(_chains, "_LENGTHS", _chains._LENGTHS._replace(all_models=0))
     X, y = correlated(name, d)
     w, bits, mean, evidence = enumerated(X, y, *GIVEN.values())
     reg = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y)
@@ -126,7 +128,7 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
     ],
 )
 def test_chains_agree_with_all_models_whatever_is_given(given, monkeypatch):
-    X, y = correlated("copies", 11, n=50, seed=1)
+    X, y = correlated("copies", 9, n=50, seed=1)
     exact = SpikeSlabRegressor(**given).fit(X, y)
     monkeypatch.setattr(_chains, "_LENGTHS", _chains._LENGTHS._replace(all_models=0))
     drawn = SpikeSlabRegressor(**given).fit(X, y)
@@ -181,8 +183,8 @@ def test_moments_intervals_and_predictions_are_those_of_the_draws(intercept):
 
 
 def test_the_same_answer_whatever_the_order_of_columns_and_after_a_pickle():
-    X, y = correlated("chain of both signs", 25, n=60, seed=3)
-    order = np.random.default_rng(0).permutation(25)
+    X, y = correlated("chain of both signs", 15, n=60, seed=3)
+    order = np.random.default_rng(0).permutation(15)
     two = dict(max_iter=2)  # rounds
     a, b = SpikeSlabRegressor(**two).fit(X, y), SpikeSlabRegressor(**two).fit(X[:, order], y)
     np.testing.assert_allclose(b.inclusion_proba_, a.inclusion_proba_[order], atol=1e-9)

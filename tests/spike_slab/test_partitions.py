@@ -58,12 +58,12 @@ def test_settings_mean_the_same_on_parts(kw):
 
 
 def test_more_columns_than_rows():
-    X, y = make(60, 90)
+    X, y = make(30, 45)
     assert_same(SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(cut(X, y, 4)), 1e-7)
 
 
 def test_sparse_parts_loaders_and_workers():
-    X, y = make(600, 20)
+    X, y = make(300, 10)
     X[np.random.default_rng(1).random(X.shape) < 0.8] = 0.0
     a = SpikeSlabRegressor().fit(X, y)
     parts = cut(sp.csr_matrix(X), y, 3)
@@ -71,7 +71,7 @@ def test_sparse_parts_loaders_and_workers():
     assert_same(a, b)
     c = clone(b).set_params(n_jobs=2).fit([lambda p=p: p for p in parts])
     np.testing.assert_array_equal(b.coef_, c.coef_)
-    assert b.n_features_in_ == 20 and not hasattr(b, "feature_names_in_")
+    assert b.n_features_in_ == 10 and not hasattr(b, "feature_names_in_")
 
 
 def test_a_sparse_part_need_not_have_full_rank():
@@ -119,7 +119,7 @@ def test_what_is_refused():
 def test_tall_sparse_rows_are_fitted_without_a_dense_copy():
     """Genotypes 0, 1, 2 as int8: the answer of dense rows, by products of 8 d^2 bytes."""
     rng = np.random.default_rng(0)
-    X = rng.binomial(2, 0.05, size=(20_000, 30)).astype(np.int8)
+    X = rng.binomial(2, 0.05, size=(10_000, 30)).astype(np.int8)
     y = X[:, 0] - 0.5 * X[:, 7] + rng.normal(size=len(X))
     SpikeSlabRegressor().fit(sp.csr_matrix(X[:100]), y[:100])  # imports what a fit needs
     tracemalloc.start()

@@ -109,7 +109,7 @@ def test_grouped_orthogonal_columns_are_exact():
 
 def test_several_fixed_points_are_reported_and_mixed():
     p = next(p for p in PROBLEMS if p["name"] == "hard_small_n_701")
-    one, many = of_problem(p), of_problem(p, n_init=6, random_state=0)
+    one, many = of_problem(p), of_problem(p, n_init=4, random_state=0)
     assert many.log_evidence_ >= one.log_evidence_ - 1e-6
     assert many.n_fixed_points_ == len(many.fixed_point_log_evidences_) > 1
     assert np.all(np.diff(many.fixed_point_log_evidences_) <= 0)
@@ -118,11 +118,13 @@ def test_several_fixed_points_are_reported_and_mixed():
     mean, std = many.predict(X, return_std=True, mixture=True)
     assert np.abs(mean - many.predict(X)).max() > 1e-6
     assert np.all(std > 0)
-    same = of_problem(p, n_init=6, random_state=0, n_jobs=2)
+    same = of_problem(p, n_init=4, random_state=0, n_jobs=2)
     np.testing.assert_array_equal(same.coef_, many.coef_)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [0, 7, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 7))]
+)
 def test_converges_on_the_published_protocol(seed):
     """d = 25, n = 10, unit rows, noise sd .005: most published EP runs fail here."""
     rng = np.random.default_rng(seed)
@@ -159,7 +161,7 @@ WEAK = {
     "weak, correlated": lambda: make_spike_slab_regression(
         60, 100, n_informative=6, noise=1.5, correlation=0.9, random_state=4
     ),
-    "null": lambda: make_spike_slab_regression(30, 50, n_informative=0, noise=1.0, random_state=5),
+    "null": lambda: make_spike_slab_regression(16, 20, n_informative=0, noise=1.0, random_state=5),
     "n > d": lambda: make_spike_slab_regression(80, 30, noise=2.0, random_state=6),
 }
 
@@ -169,7 +171,7 @@ def test_learned_fits_do_not_depend_on_order(name):
     X, y, _ = WEAK[name]()
     base = SpikeSlabRegressor().fit(X, y)
     rng = np.random.default_rng(0)
-    for _ in range(1 if name == "null" else 2):
+    for _ in range(2 if name.startswith("weak") else 1):
         rows, columns = rng.permutation(len(y)), rng.permutation(X.shape[1])
         other = SpikeSlabRegressor().fit(X[np.ix_(rows, columns)], y[rows])
         assert_same(base, other, 1e-3, columns)
@@ -327,7 +329,7 @@ PLAIN = dict(standardize=False, fit_intercept=False)
     ("shape", "kw"),
     [
         ((60, 8), {}),
-        ((20, 40), PLAIN),
+        ((14, 24), PLAIN),
         pytest.param((60, 8), PLAIN, marks=pytest.mark.slow),
         pytest.param((20, 40), {}, marks=pytest.mark.slow),
     ],
@@ -355,7 +357,7 @@ def test_sparse_rows_give_the_dense_answer(kind, shape, kw):
     np.testing.assert_allclose(dense.inclusion_proba_, sparse.inclusion_proba_, **close)
     assert dense.log_evidence_ == pytest.approx(sparse.log_evidence_, rel=1e-9)
     np.testing.assert_allclose(
-        dense.predict_interval(X, 0.5), sparse.predict_interval(rows, 0.5), **close
+        dense.predict_interval(X[:6], 0.5), sparse.predict_interval(rows[:6], 0.5), **close
     )
 
 
@@ -445,19 +447,19 @@ def test_noise_is_not_learned_away_on_wide_sparse_data(seed, d):
 def test_attributes_say_how_the_hyperparameters_were_learned(monkeypatch):
     many = model_evidence._LEARNING._replace(search_all=1000)  # entries; 20,000 take longer
     monkeypatch.setattr(model_evidence, "_LEARNING", many)
-    X, y, _ = make_spike_slab_regression(30, 40, n_informative=3, noise=0.3, random_state=13)
+    X, y, _ = make_spike_slab_regression(24, 45, n_informative=3, noise=0.3, random_state=13)
     given = dict(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.1)
     assert SpikeSlabRegressor(**given).fit(X, y).search_used_ == "none"
     assert SpikeSlabRegressor().fit(X, y).search_used_ == "best"
-    reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :16], y)
+    reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :8], y)
     assert reg.search_used_ == "all" and not reg.dense_start_used_
-    assert reg.fit(X[:, :16], y).search_used_ == "warm"
+    assert reg.fit(X[:, :8], y).search_used_ == "warm"
     X, y, _ = make_spike_slab_regression(12, 60, n_informative=6, random_state=3)
     assert SpikeSlabRegressor(hyperparameters="mode").fit(X, y).dense_start_used_
 
 
 def test_random_state_reaches_the_models_that_check_the_evidence(monkeypatch):
-    X, y = small(np.random.default_rng(16), 20, 6)
+    X, y = small(np.random.default_rng(16), 20, 4)
     seeds, sample = [], model_evidence.sampled_log_evidence
 
     def spied(state, seed, n_models):
@@ -499,7 +501,7 @@ def hostile(rng):
         "constant column": (constant, y),
         "all columns constant": (np.ones((30, 3)), y),
         "duplicates": (np.c_[X, X[:, :4], -X[:, :2]], y),
-        "rank two": (rng.normal(size=(30, 2)) @ rng.normal(size=(2, 15)), y),
+        "rank two": (rng.normal(size=(30, 2)) @ rng.normal(size=(2, 8)), y),
         "column scales": (X * np.exp(np.linspace(-30, 30, 12)), y),
         "large y": (X, y * 1e12),
         "small y": (X, y * 1e-12),
@@ -509,9 +511,9 @@ def hostile(rng):
         "outlier": (X, outlier),
         "two rows": (X[:2], y[:2]),
         "one column": (X[:, :1], y),
-        "wide": (rng.normal(size=(10, 300)), rng.normal(size=10)),
+        "wide": (rng.normal(size=(8, 50)), rng.normal(size=8)),
         "far from zero": (X + 1e6, y),
-        "heavy tails": (rng.standard_cauchy((40, 20)), rng.standard_cauchy(40)),
+        "heavy tails": (rng.standard_cauchy((30, 12)), rng.standard_cauchy(30)),
     }
 
 

@@ -168,7 +168,7 @@ def test_improper_sites_are_refused(shape):
 def test_the_second_step_is_no_larger_than_the_rows():
     """Many weak sites are a matrix of rows squared and nothing larger, and the answer the same."""
     rng = np.random.default_rng(8)
-    n, d = 6, 4000
+    n, d = 6, 2000
     X, y = rng.normal(size=(n, d)), rng.normal(size=n)
     precision, shift = 10.0 ** rng.uniform(-4, -1, size=d), rng.normal(size=d)
     precision[:2] = -1e-7, 1e-9

@@ -22,7 +22,7 @@ def products(X, y, means=True):
     "shape, settings",
     [
         ((80, 12), {}),
-        ((80, 12), dict(fit_intercept=False, standardize=False)),
+        ((50, 6), dict(fit_intercept=False, standardize=False)),
         ((80, 12), dict(hyperparameters="mode")),
         ((20, 30), dict(noise_variance=1.0, slab_variance=1.0, prior_inclusion=0.2)),
     ],

