@@ -59,7 +59,7 @@ CASES = {
 every = pytest.mark.parametrize("name", CASES)
 
 
-def data(name, n=40, seed=0):
+def data(name, n=60, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 4))
     z = X @ np.array([1.5, -1.0, 0.5, 0.0])
@@ -132,7 +132,7 @@ def test_the_decision_function_is_the_latent_mean(name):
     ("multi_class", "n_classes"), [("auto", 2), ("one_vs_rest", 3), ("joint", 2), ("joint", 3)]
 )
 def test_the_decision_function_of_an_average_is_the_latent_mean(multi_class, n_classes):
-    X, y = data("GP dense", n=24)
+    X, y = data("GP dense", n=30)
     y = y + (X[:, 3] > 1.0) * (n_classes == 3)
     est = EPGaussianProcessClassifier(multi_class=multi_class).fit(X, y)
     assert len(est.hyper_theta_) > 1
