@@ -41,24 +41,28 @@ ASKED = (
 )
 
 
-# Two of the default settings, each of a check that the other one is asked.
-LONG = {
-    ("EPGaussianProcessClassifier()", "check_methods_subset_invariance"),
-    ("RelaxedEPClassifier()", "check_classifiers_train"),
+# Checks of how rows are predicted and which classes there are. Fits of partitions have that code
+# from those of all rows, and both processes have the same averages.
+OF_PREDICTIONS = {
+    "check_classifiers_train",
+    "check_decision_proba_consistency",
+    "check_methods_subset_invariance",
 }
+SHARING = "HierarchicalEPLogistic(n_partitions", "RelaxedEPClassifier(kernel"
 
 
 def is_asked_twice(setting, check):
     """Return whether a common check takes long and others ask the same.
 
     Weights of classes are those of rows, for which minibatches would run a thousand epochs. Rows
-    in a file, in single precision and of sparse arrays have checks that stay. Averages of the two
-    processes share what predicts, row by row, and what names classes.
+    in a file, in single precision and of sparse arrays have checks that stay.
     """
-    if (setting, check) in LONG or (check == "check_classifiers_train" and "adam" in setting):
+    if check == "check_classifiers_train" and "adam" in setting:
+        return True
+    if check in OF_PREDICTIONS and setting.startswith(SHARING):
         return True
     if check == "check_class_weight_classifiers":
-        return any(k in setting for k in ("adam", "Classifier()", "VariationalLogistic()"))
+        return any(k in setting for k in ("adam", "(kernel", "VariationalLogistic()"))
     if check.startswith(("check_classifiers_train(readonly_memmap", "check_estimator_sparse_mat")):
         return True
     return check in OF_INPUT and not setting.startswith(ASKED)

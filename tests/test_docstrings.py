@@ -56,7 +56,7 @@ def test_estimators_describe_what_they_learn(name):
     estimator = getattr(sklearn_ep, name)()
     doc = importlib.import_module("numpydoc.docscrape").NumpyDocString(inspect.getdoc(estimator))
     described = {item.name for item in doc["Attributes"] if item.desc}
-    X = np.random.default_rng(0).normal(size=(24, 3))
+    X = np.random.default_rng(0).normal(size=(16, 2))
     y = X[:, 0] + X[:, 1]
     fitted = vars(estimator.fit(X, y if is_regressor(estimator) else y > 0))
     learned = {n for n in fitted if n.endswith("_") and not n.startswith("_")}

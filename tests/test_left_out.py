@@ -13,7 +13,7 @@ from sklearn_ep import (
     RelaxedEPClassifier,
 )
 
-N, CHECKED, WRONG = 50, 4, 0.1
+N, CHECKED, WRONG = 50, 2, 0.1
 
 
 def process(**kwargs):

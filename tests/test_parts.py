@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e)._
 NAMES = ["height", "weight", "age"]
 
 
-def frames(estimator, n=90):
+def frames(estimator, n=45):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 3))
     y = X[:, 0] + 0.3 * rng.normal(size=n)

@@ -31,8 +31,8 @@ ESTIMATORS = [
         2.0 * RBF(1.0), method="sparse", n_inducing=8, optimizer=None, random_state=0
     ),
     RelaxedEPClassifier(2.0 * RBF(1.0), optimizer=None, label_noise=0.1),
-    SpikeSlabRegressor(),
-    SpikeSlabClassifier(),
+    SpikeSlabRegressor(prior_inclusion=0.3),
+    SpikeSlabClassifier(slab_variance=1.0),
     ConvexVariationalLogistic(),
     ConvexVariationalRegressor(),
     HierarchicalEPLogistic(),

@@ -86,7 +86,7 @@ def test_convergence_display(moons):
 
 def test_convergence_display_marks_the_phases_of_a_fit():
     X, y = make_moons(60, noise=0.2, random_state=0)
-    est = EPGaussianProcessClassifier(hyperparameters="mode").fit(X, y)
+    est = EPGaussianProcessClassifier(RBF(), hyperparameters="mode").fit(X, y)
     n_learning = np.sum(est.history_["phase"] == "learning step")
     display = ConvergenceDisplay.from_estimator(est)
     ax = display.ax_
@@ -169,12 +169,13 @@ def test_labels_of_groups_neither_overlap_nor_leave_the_figure(n):
 def test_inclusion_display_draws_the_intervals_of_the_mixture():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(60, 8))
-    reg = SpikeSlabRegressor().fit(X, X[:, 2] - X[:, 5] + 0.3 * rng.normal(size=60))
+    fixed = dict(slab_variance=1.0)
+    reg = SpikeSlabRegressor(**fixed).fit(X, X[:, 2] - X[:, 5] + 0.3 * rng.normal(size=60))
     display = InclusionDisplay.from_estimator(reg, level=0.7)
     lines = display.ax_[1].collections[0].get_segments()
     np.testing.assert_allclose([line[:, 1] for line in lines], reg.coef_interval(0.7)[[2, 5]])
     assert display.ax_[1].get_ylabel() == "coefficient, 70 % interval"
-    clf = SpikeSlabClassifier().fit(X, X[:, 2] + 0.5 * rng.normal(size=60) > 0)
+    clf = SpikeSlabClassifier(**fixed).fit(X, X[:, 2] + 0.5 * rng.normal(size=60) > 0)
     display = InclusionDisplay.from_estimator(clf)
     np.testing.assert_array_equal(display.inclusion, clf.inclusion_proba_)
     assert display.coef.shape == (8,)
@@ -347,14 +348,14 @@ def test_thousands_of_levels_are_drawn_by_the_furthest():
 
 def test_group_effects_of_one_class_among_three():
     rng = np.random.default_rng(0)
-    X = np.column_stack([rng.normal(size=180), rng.integers(8, size=180)])
+    X = np.column_stack([rng.normal(size=90), rng.integers(8, size=90)])
     est = HierarchicalEPLogistic(1, hyperparameters="mode")
-    est.fit(X, rng.choice(["a", "b", "c"], size=180))
+    est.fit(X, rng.choice(["a", "b", "c"], size=90))
     display = GroupEffectsDisplay.from_estimator(est, class_index=2)
     np.testing.assert_array_equal(display.mean, est.group_effects_[2, :, 0])
     assert display.ax_.get_xlabel() == "effect on the intercept, class c, 90 % interval"
     with pytest.raises(ValueError, match="two classes"):
-        GroupEffectsDisplay.from_estimator(est, X, np.zeros(180))
+        GroupEffectsDisplay.from_estimator(est, X, np.zeros(90))
 
 
 def test_reliability_of_several_models_on_one_axes(moons):
@@ -409,7 +410,8 @@ def test_displays_look_through_pipelines(table):
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"])
     y = X["b"] - X["c"] + 0.3 * rng.normal(size=60)
-    reg = make_pipeline(steps_before(table), SpikeSlabRegressor()).fit(X, y)
+    reg = SpikeSlabRegressor(prior_inclusion=0.5, slab_variance=1.0)
+    reg = make_pipeline(steps_before(table), reg).fit(X, y)
     assert list(InclusionDisplay.from_estimator(reg).feature_names) == ["a", "b", "c"]
     names = CoefficientIntervalDisplay.from_estimator(reg, sort="column").names
     assert names == ["a", "b", "c"]
@@ -453,9 +455,9 @@ def test_groups_and_columns_of_a_pipeline_have_their_names():
 
 def test_coefficients_of_one_class_among_three_beside_groups():
     rng = np.random.default_rng(0)
-    X = pd.DataFrame({"school": rng.integers(8, size=180), "hours": rng.normal(size=180)})
+    X = pd.DataFrame({"school": rng.integers(8, size=90), "hours": rng.normal(size=90)})
     est = HierarchicalEPLogistic("school", hyperparameters="mode")
-    est.fit(X, rng.choice(["a", "b", "c"], size=180))
+    est.fit(X, rng.choice(["a", "b", "c"], size=90))
     display = CoefficientIntervalDisplay.from_estimator(est, class_index=1)
     assert display.names == ["hours"]
     assert display.ax_.get_xlabel() == "coefficient for class b, 90 % interval"
