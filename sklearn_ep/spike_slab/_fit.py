@@ -107,11 +107,11 @@ def _about_mode(runs, mode, bounds, n_jobs, monitor):
     """Return the `Average` over nodes about the mode: a star where columns are more than rows.
 
     There a posterior is dear. Where the star is not that of about a normal distribution a lattice
-    takes its place, as it does for fewer hyperparameters.
+    takes its place, as it does for fewer hyperparameters. Rows count as the likelihood has them,
+    so that partitions and repeated rows are averaged over as rows in memory and weights are.
     """
     told = n_jobs, monitor
-    n, d = runs.problem.model.X.shape
-    if d <= n or len(mode.phi) < 3:
+    if runs.problem.model.X.shape[1] <= runs.problem.n_rows or len(mode.phi) < 3:
         return integrate(runs.evaluate, mode, bounds, *told)
     curvature = curvature_at(runs.evaluate, mode, bounds, _STAR.difference)[0]
     if np.linalg.eigvalsh(curvature)[0] > _STAR.flattest:

@@ -62,6 +62,15 @@ def test_more_columns_than_rows():
     assert_same(SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(cut(X, y, 4)), 1e-7)
 
 
+def test_few_wide_rows_are_averaged_over_by_the_same_nodes():
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(10, 11)) * (rng.random((10, 11)) < 0.5)
+    y = 2.0 * X[:, 0] - X[:, 1] + 0.5 * rng.normal(size=10)
+    a, b = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(cut(X, y, 2))
+    assert len(a.hyper_weights_) == len(b.hyper_weights_)
+    assert_same(a, b)
+
+
 def test_sparse_parts_loaders_and_workers():
     X, y = make(300, 10)
     X[np.random.default_rng(1).random(X.shape) < 0.8] = 0.0
