@@ -181,7 +181,7 @@ def exact_log_evidence(rows, y, rate, n_nodes=50):
 @pytest.mark.parametrize("rate, power, share", [(0.0, 1.0, 0.1), (0.0, 0.5, 0.1), (0.1, 1.0, 0.5)])
 def test_pairs_of_rows_bring_the_evidence_to_that_of_quadrature(rate, power, share):
     rng, before, after = np.random.default_rng(0), [], []
-    for _ in range(5):
+    for _ in range(8):
         rows, y = rng.uniform(-1.5, 1.5, size=(3, 1)), rng.permutation([0, 1, rng.integers(2)])
         given = dict(max_iter=1000, **({} if rate else dict(power=power)))
         clf = model(rate or None, **given).fit(rows, y)
