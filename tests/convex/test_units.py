@@ -36,7 +36,8 @@ SETTINGS = {
 }
 
 
-LONG = "joint, sampled", "one against the rest, partitions"
+REST = "one against the rest"
+LONG = "joint, sampled", f"{REST}, partitions", f"{REST}, sampled"
 
 
 @pytest.mark.parametrize(

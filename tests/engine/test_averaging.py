@@ -1,5 +1,6 @@
 """The average over hyperparameters: against densities whose integrals are known."""
 
+import joblib
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -74,9 +75,12 @@ def test_skewed_posterior_is_followed_into_its_tails(t):
     assert abs(average.log_evidence) < 0.03 * t
 
 
-def test_answers_do_not_depend_on_workers():
+# processes import all that this file does, and are asked by night
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def test_answers_do_not_depend_on_workers(backend):
     mode = find_mode(skewed, np.zeros(2), np.tile(OPEN, (2, 1)))
-    one, two = (integrate(skewed, mode, np.tile(OPEN, (2, 1)), n_jobs) for n_jobs in (1, 2))
+    with joblib.parallel_config(backend):
+        one, two = (integrate(skewed, mode, np.tile(OPEN, (2, 1)), n_jobs) for n_jobs in (1, 2))
     assert np.array_equal(one.phi, two.phi) and np.array_equal(one.weight, two.weight)
     assert one.log_evidence == two.log_evidence
 

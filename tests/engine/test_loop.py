@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.utils.parallel import Parallel
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.loop import Anderson, Evaluation, iterate
@@ -184,14 +185,20 @@ def square_or_die(k, deadly, folder):
         ),
     ],
 )
-def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, deadly, tmp_path):
+def test_workers_answer_each_task_once_whatever_is_killed_with_one_thread_each(
+    how, kept_open, deadly, tmp_path
+):
     tasks = [(square_or_die, k, deadly, tmp_path) for k in range(9)]
     with joblib.parallel_config(backend="loky"):
         workers = Workers(2, **how)
         with workers if kept_open else contextlib.nullcontext():
             found = list(workers.completed(tasks.__getitem__, len(tasks)))
             assert workers(tasks) == [k**2 for k in range(9)]
+            with threadpool_limits(3, user_api="blas"):
+                told = Workers(2)([(threadpool_info,)] * 3)
     assert sorted(found) == [(k, k**2) for k in range(9)]
+    for libraries in told:
+        assert {own["num_threads"] for own in libraries if own["user_api"] == "blas"} == {1}
     assert {path.name for path in tmp_path.iterdir()} == set(map(str, deadly))
 
 

@@ -15,7 +15,6 @@ from sklearn_ep import (
     SpikeSlabRegressor,
 )
 from sklearn_ep._engine.gaussian import one_blas_thread
-from sklearn_ep._engine.partition import Workers
 from sklearn_ep.active_learning import scores
 
 
@@ -42,12 +41,6 @@ def test_the_threads_are_given_back_after_an_error():
     with pytest.raises(ValueError, match="NaN"):
         EPGaussianProcessClassifier().fit([[np.nan], [1.0]], [0, 1])
     assert blas_threads() == {3}
-
-
-def test_workers_have_one_thread():
-    # a function of this module would have each worker import all that the module does
-    found = Workers(2, backend="loky")([(threadpool_info,)] * 3)
-    assert [blas_threads(info) for info in found] == [{1}] * 3
 
 
 def test_public_methods_have_one_thread():

@@ -204,7 +204,9 @@ def test_a_column_that_explains_and_many_that_do_not():
     assert loss["auto"] < min(loss["mode"], loss["integrate"]) - 0.01
 
 
-@pytest.mark.parametrize("kernel", [None, ConstantKernel(1.0) * RBF(4.9)])
+@pytest.mark.parametrize(
+    "kernel", [None, pytest.param(ConstantKernel(1.0) * RBF(4.9), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("seed", [3, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_wiggly_function_is_found_where_the_search_ends_flat(seed, kernel):
     """Its kernel has an evidence twenty to forty nats above that of a function without wiggles."""
@@ -347,8 +349,15 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-@pytest.mark.parametrize("how", ["auto", "integrate"])
+# the average with equal lengths is a part of that by default
+SHORT = "six rows", "no spread", "constant column"
+EQUAL = [
+    pytest.param(what, "integrate", marks=[] if what in SHORT else pytest.mark.slow)
+    for what in HOSTILE
+]
+
+
+@pytest.mark.parametrize(("what", "how"), [*((what, "auto") for what in HOSTILE), *EQUAL])
 def test_hostile_data(what, how):
     X, y = HOSTILE[what](*rows(40, 3))
     p = GP(hyperparameters=how).fit(X, y).predict_proba(X)
@@ -494,7 +503,9 @@ def test_the_prior_of_the_rate_is_a_density(counts):
     np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
 
 
-@pytest.mark.parametrize(("how", "counts"), [("auto", (3, 9)), ("integrate", (1, 9))])
+@pytest.mark.parametrize(
+    ("how", "counts"), [pytest.param("auto", (3, 9), marks=pytest.mark.slow), ("integrate", (1, 9))]
+)
 def test_the_evidence_of_a_kernel_is_the_integral_over_rates(how, counts):
     X, y, _ = wrong_labels(25, 0.2)
     kernel = ConstantKernel(4.0) * RBF(1.5)

@@ -79,7 +79,7 @@ def test_frames_of_any_kind_have_one_answer(shades):
     first = EPGaussianProcessClassifier().fit(frame, y)
     own = EPGaussianProcessClassifier(hyperparameters="mode")
     expected, at_mode = (m.predict_proba(frame) for m in (first, own.fit(frame, y)))
-    stack, few = BayesianStackingClassifier(random_state=0), slice(40)
+    stack, few = BayesianStackingClassifier(random_state=0), slice(28)
     stacked = stack.fit(frame[few], y[few]).predict_proba(frame)
     text = frame.assign(colour=frame["colour"].astype("string"), ok=frame["ok"].astype("boolean"))
     for other in (pl.from_pandas(frame), text):
@@ -127,7 +127,7 @@ def test_numbers_that_are_missing_are_refused(kind, shades):
     holed = frame.assign(x=np.where(np.arange(len(y)) == 3, np.nan, frame["x"]))
     with pytest.raises(ValueError, match="(?s)contains NaN.*imputer"):
         kind().fit(holed, y)
-    model = kind(random_state=0).fit(frame, y)
+    model = kind(random_state=0).fit(frame[:40], y[:40])
     with pytest.raises(ValueError, match="(?s)contains NaN.*imputer"):
         model.predict(holed)
 
@@ -140,10 +140,19 @@ def test_a_later_fit_to_numbers_forgets_the_levels(shades):
     assert_allclose(model.predict_proba(numbers), other.fit(numbers, y).predict_proba(numbers))
 
 
-@pytest.mark.parametrize("names", [["colour"], ["colour", "ok"]])
-@pytest.mark.parametrize("classes", [2, 3])
+ONE, TWO = ["colour"], ["colour", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (ONE, 2),
+        (TWO, 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((ONE, 3), (TWO, 2))),
+    ],
+)
 def test_frames_of_categories_alone_and_of_several_classes(names, classes, shades):
-    frame, y = shades
+    frame, y = (part[:70] for part in shades)
     y = np.where(frame["z"] > 1, "other", y) if classes == 3 else y
     model = EPGaussianProcessClassifier().fit(frame[names], y)
     assert model.predict_proba(frame[names]).shape == (len(y), classes)

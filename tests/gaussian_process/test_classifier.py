@@ -605,8 +605,8 @@ def test_scales_beyond_double_precision_are_refused_by_name(make, method):
 @pytest.mark.parametrize("columns", [2, 30])
 def test_learning_does_not_depend_on_the_origin(make, columns):
     rng = np.random.RandomState(0)
-    X = np.round(rng.randn(40, columns) * 2.0**20) / 2.0**20  # the shift is exact
-    y = (X[:, 0] + rng.randn(40) > 0).astype(int)
+    X = np.round(rng.randn(24, columns) * 2.0**20) / 2.0**20  # the shift is exact
+    y = (X[:, 0] + rng.randn(24) > 0).astype(int)
     a, b = make(max_iter=10).fit(X, y), make(max_iter=10).fit(X + 1e8, y)
     np.testing.assert_allclose(b.predict_proba(X + 1e8), a.predict_proba(X), atol=1e-6)
 
@@ -661,7 +661,9 @@ def test_class_weight_is_sample_weight(make, method, n_classes):
     copies = np.array([own[y == label].sum() for label in np.unique(y)])
     share = (own.sum() / (n_classes * copies))[np.searchsorted(np.unique(y), y)]
     est = make(method=method, n_inducing=10, optimizer=None, random_state=0)
-    for class_weight, weight in ((each, factor), ("balanced", share)):
+    pairs = ((each, factor), ("balanced", share))
+    # of more classes one: the other is of two
+    for class_weight, weight in pairs if n_classes == 2 else pairs[1:]:
         a = clone(est).set_params(class_weight=class_weight).fit(X, y, sample_weight=own)
         b = clone(est).fit(X, y, sample_weight=own * weight)
         np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-12)

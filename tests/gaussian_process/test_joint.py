@@ -103,7 +103,7 @@ def test_names_of_classes_order_of_rows_and_weights():
 
 def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
     X, y = toy(30, 4, 3)
-    new = 2 * np.random.RandomState(4).randn(8, 2)
+    new = 2 * np.random.RandomState(4).randn(4, 2)
     for points in ({}, dict(method="sparse", inducing_points=X[:10], learn_inducing=False)):
         est = fixed(KERNEL, **points).fit(X, y)
         mean, var = est.latent_mean_and_variance(new)
@@ -118,8 +118,8 @@ def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_gradients_are_differences_of_evidences(points, n_classes):
-    X, y = toy(14, n_classes, 7)
-    given = dict(method="sparse", inducing_points=X[:7], learn_inducing=False) if points else {}
+    X, y = toy(10, n_classes, 7)
+    given = dict(method="sparse", inducing_points=X[:5], learn_inducing=False) if points else {}
     exact = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
     tol = 1e-9 if n_classes == 2 else 1e-3
     rough = fixed(KERNEL, multi_class="joint", tol=tol, **given).fit(X, y)
@@ -148,14 +148,14 @@ def test_learning_ends_near_the_top_without_a_warning():
 def test_left_out_probabilities_are_those_of_refits():
     X, y = toy(40, 3, 10)
     est, refitted = fixed(KERNEL).fit(X, y), []
-    for i in range(0, 40, 5):
+    for i in range(0, 40, 8):
         one = fixed(KERNEL, tol=1e-6).fit(np.delete(X, i, 0), np.delete(y, i))
         refitted.append(one.predict_proba(X[i : i + 1])[0, y[i]])
-    off = np.abs(est.loo_proba_[::5] - refitted)
+    off = np.abs(est.loo_proba_[::8] - refitted)
     assert off.mean() < 0.015 and off.max() < 0.08
 
 
-@pytest.mark.parametrize("amplitude", [1.0, 100.0, 1000.0])
+@pytest.mark.parametrize("amplitude", [1.0, pytest.param(100.0, marks=pytest.mark.slow), 1000.0])
 def test_wide_priors_converge(amplitude):
     X, y = toy(90, 4, 11)
     for labels in (y, np.digitize(X[:, 0], [-0.7, 0.0, 0.7])):

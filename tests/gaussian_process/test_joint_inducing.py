@@ -40,12 +40,15 @@ LEARNED = dict(optimizer="auto", max_iter=4, learn_inducing=True, tol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*iterations ran out")
-@pytest.mark.parametrize("settings", [{}, LEARNED], ids=["given", "learned"])
-def test_partitions_change_nothing(settings):
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [({}, "threading"), (LEARNED, "threading"), pytest.param({}, "loky", marks=pytest.mark.slow)],
+    ids=["given", "learned", "processes"],
+)
+def test_partitions_change_nothing(settings, backend):
     X, y = toy()
     whole = joint(**settings).fit(X, y)
-    # processes of their own are asked once
-    with joblib.parallel_config(backend="threading" if settings else "loky"):
+    with joblib.parallel_config(backend=backend):
         cut = joint(n_partitions=2, n_jobs=2, **settings).fit(X, y)
     listed = joint(**settings).fit([(X[:30], y[:30]), (X[30:], y[30:])])
     assert whole.multi_class_ == "joint" and whole.site_precision_.shape == (3, 90)
@@ -212,7 +215,9 @@ def test_sums_of_a_stream_follow_its_points():
     np.testing.assert_allclose(clf.predict_proba(X), asked, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["auto", "fmin_l_bfgs_b"])
+@pytest.mark.parametrize(
+    "optimizer", ["auto", pytest.param("fmin_l_bfgs_b", marks=pytest.mark.slow)]
+)
 def test_learning_raises_the_evidence(optimizer):
     X, y = toy(90)
     settings = dict(inducing_points=None, n_inducing=15, tol=1e-3, learn_inducing="auto")

@@ -322,8 +322,7 @@ def test_the_double_loop_begins_at_sites_without_a_cavity():
     "rule",
     [
         dict(rule="ep"),
-        pytest.param(dict(rule="power", power=0.8), marks=pytest.mark.slow),
-        dict(),
+        *(pytest.param(r, marks=pytest.mark.slow) for r in (dict(rule="power", power=0.8), {})),
     ],
 )
 def test_a_bare_step_comes_to_rest_where_sweeps_do_not(rule):
@@ -337,7 +336,7 @@ def test_a_bare_step_comes_to_rest_where_sweeps_do_not(rule):
 @pytest.mark.parametrize("seed", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 def test_the_double_loop_ends_on_random_problems(seed):
     rng = np.random.default_rng(seed)
-    for k in range(12):
+    for k in range(8):
         n = int(rng.integers(5, 40))
         X, y = rng.standard_normal((n, 2)), np.where(rng.random(n) < 0.5, 1.0, -1.0)
         kernel = ConstantKernel(10 ** rng.uniform(-2, 4)) * RBF(10 ** rng.uniform(-1, 1))

@@ -28,28 +28,41 @@ def model(rate, **kw):
 
 
 def drawn_problem(seed, rate, n=8):
-    """Rows, labels that may be wrong, new rows and the exact variances there.
-
-    By 2^17 draws of the prior in antithetic pairs, weighted by the likelihood.
-    """
+    """Rows, labels that may be wrong, new rows, and what tells the exact variances there."""
     rng = np.random.default_rng(seed)
     rows = rng.uniform(-2.0, 2.0, size=(n + 3, 1))
     root = np.linalg.cholesky((4.0 * RBF(1.0))(rows) + 1e-10 * np.eye(n + 3))
     f = root @ rng.normal(size=n + 3)
     y = (f[:n] + rng.normal(size=n) > 0) ^ (rng.uniform(size=n) < rate)
-    draws = rng.normal(size=(1 << 16, n + 3))
+    return rows[:n], y, rows[n:], (root, rng)
+
+
+def exact_variances(y, rate, root, rng):
+    """By 2^17 draws of the prior in antithetic pairs, weighted by the likelihood."""
+    n, draws = len(y), rng.normal(size=(1 << 16, len(root)))
     draws = np.vstack([draws, -draws]) @ root.T
     w = np.prod(rate + (1.0 - 2.0 * rate) * ndtr(draws[:, :n] * np.where(y, 1.0, -1.0)), axis=1)
     w /= w.sum()
     mean = w @ draws[:, n:]
-    return rows[:n], y, rows[n:], w @ (draws[:, n:] - mean) ** 2
+    return w @ (draws[:, n:] - mean) ** 2
+
+
+DRAWN = pathlib.Path(__file__).parents[1] / "data" / "variances_of_drawn_problems.npz"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_variances_that_are_kept_are_those_of_draws(rate):
+    for seed, kept in enumerate(np.load(DRAWN)[str(rate)]):
+        _, y, _, exact = drawn_problem(seed, rate)
+        np.testing.assert_allclose(kept, exact_variances(y, rate, *exact), rtol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_corrected_variances_are_nearer_to_the_exact_ones(rate):
     before, after = [], []
-    for seed in range(9):
-        A, y, new, exact = drawn_problem(seed, rate)
+    for seed, exact in enumerate(np.load(DRAWN)[str(rate)]):
+        A, y, new, _ = drawn_problem(seed, rate)
         if y.all() or not y.any():
             continue
         clf = model(rate or None, kernel=4.0 * RBF(1.0)).fit(A, y)

@@ -92,9 +92,14 @@ def passes(X, y, weight=None, **settings):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
-    some = passes(*data, max_iter=150)
+def test_passes_begin_with_some_rows_and_are_steps_of_a_phase(
+    data, few_are_many, monkeypatch, capsys
+):
+    some = passes(*data, max_iter=150, verbose=1)
     assert some.n_iter_ < 40
+    told = capsys.readouterr().out
+    assert told.count("some rows first") == 3
+    assert told.count("pass") == some.n_iter_ - some.n_sweeps_
     monkeypatch.setattr(LIMITS, "some_passes", np.inf)
     whole = passes(*data, max_iter=150)
     assert some.log_evidence_ > whole.log_evidence_ - 2.0
@@ -129,13 +134,6 @@ def test_learning_in_single_precision_ends_where_double_does(data, settings, mon
     assert np.mean(np.abs(difference)) < 0.005
 
 
-def test_passes_over_some_rows_are_steps_of_a_phase(data, few_are_many, capsys):
-    clf = passes(*data, max_iter=150, verbose=1)
-    told = capsys.readouterr().out
-    assert told.count("some rows first") == 3
-    assert told.count("pass") == clf.n_iter_ - clf.n_sweeps_
-
-
 @pytest.fixture
 def few_are_averaged(monkeypatch):
     monkeypatch.setattr(LIMITS, "averaged", 200)
@@ -168,19 +166,20 @@ def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged, n):
         assert loss[201] < DENSE[200] + 0.01 and loss[300] < loss[201]
 
 
-def test_lengths_with_all_rows_start_from_those_of_some():
+def test_lengths_with_all_rows_start_from_those_of_some(monkeypatch):
     """Three rings in two of six columns, where the best common length of all is far too short.
 
-    From the ratios of lengths about it the search ends 18 nats below, at a log loss of .28.
+    From the ratios of lengths about it the search ends 11 nats below, at a log loss of .36.
     """
-    rng = np.random.default_rng(3)
+    monkeypatch.setattr(LIMITS, "several", 199)
+    rng = np.random.default_rng(0)
     X = rng.standard_normal((1200, 6))
     radius = np.linalg.norm(X[:, :2], axis=1)
     noisy = radius + 0.1 * rng.standard_normal(1200)
     y = np.searchsorted(np.quantile(radius, [1 / 3, 2 / 3]), noisy)
-    clf = EPGaussianProcessClassifier(random_state=0).fit(X[:300], y[:300])
+    clf = EPGaussianProcessClassifier(random_state=0).fit(X[:200], y[:200])
     loss = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(900), y[300:]]))
-    assert clf.log_evidence_ > -125.0 and loss < 0.24
+    assert clf.log_evidence_ > -112.0 and loss < 0.34
 
 
 def test_an_intercept_joins_rows_that_are_far_apart_in_single_precision(monkeypatch):
@@ -196,26 +195,26 @@ def test_an_intercept_joins_rows_that_are_far_apart_in_single_precision(monkeypa
     assert single == pytest.approx(own.fit(X, y).log_evidence_, abs=0.02)
 
 
-DENSE_LOSS = 1.1130  # of the next test with 300 rows
+DENSE_LOSS = 0.8536  # of the next test with 150 rows
 
 
-@pytest.mark.parametrize("n", [pytest.param(300, marks=pytest.mark.slow), 301])
+@pytest.mark.parametrize("n", [pytest.param(150, marks=pytest.mark.slow), 151])
 def test_points_of_several_classes_do_not_fit_noise(n, monkeypatch):
-    """Classes are quarters of a number, the rest of its row a noisy mixture of two bumps.
+    """Classes are thirds of a number, the rest of its row a noisy mixture of two bumps.
 
-    Along the evidence of EP the log loss is 1.23 there, more than the dense fit has.
+    Along the evidence of EP the log loss is .91 there, more than the dense fit has.
     """
-    monkeypatch.setattr(LIMITS, "averaged", 300)
-    monkeypatch.setattr(LIMITS, "first_rows", 240)
+    monkeypatch.setattr(LIMITS, "averaged", 150)
+    monkeypatch.setattr(LIMITS, "first_rows", 120)
     rng = np.random.default_rng(0)
     bumps = np.maximum(6.0 - np.abs(np.arange(1, 22) - np.array([[7], [15], [11]])), 0.0)
     k, u = rng.integers(3, size=2000), rng.random(2000)[:, None]
     X = u * bumps[k] + (1.0 - u) * bumps[(k + 1) % 3] + rng.standard_normal((2000, 21))
     X = (X - X.mean(0)) / X.std(0)
-    y, X = np.digitize(X[:, 10], np.quantile(X[:, 10], [0.25, 0.5, 0.75])), np.delete(X, 10, 1)
+    y, X = np.digitize(X[:, 10], np.quantile(X[:, 10], [1 / 3, 2 / 3])), np.delete(X, 10, 1)
     clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
     loss = -np.mean(np.log(clf.predict_proba(X[400:])[np.arange(1600), y[400:]]))
-    if n == 300:
+    if n == 150:
         assert clf.method_ == "dense" and loss == pytest.approx(DENSE_LOSS, abs=1e-3)
     else:
         assert clf.method_ == "sparse" and loss < DENSE_LOSS + 0.02
@@ -224,20 +223,20 @@ def test_points_of_several_classes_do_not_fit_noise(n, monkeypatch):
 def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
     X, y = data[0][:205], data[1][:205]
     first, order = default_fit(X, y).predict_proba(X), np.random.default_rng(0).permutation(len(y))
-    moved = default_fit(X[order], y[order]).predict_proba(X)
+    # in another unit, too
+    moved = default_fit(4.0 * X[order], y[order]).predict_proba(4.0 * X)
     parts = default_fit([(X[order[:100]], y[order[:100]]), (X[order[100:]], y[order[100:]])])
-    scaled = default_fit(4.0 * X, y).predict_proba(4.0 * X)
     weight = np.random.default_rng(1).integers(1, 3, size=len(y))
     weighed = default_fit(X, y, weight).predict_proba(X)
     repeated = default_fit(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
-    for other, same in ((moved, first), (parts.predict_proba(X), first), (scaled, first)):
-        np.testing.assert_allclose(other, same, atol=1e-5)
+    for other in (moved, parts.predict_proba(X)):
+        np.testing.assert_allclose(other, first, atol=1e-5)
     np.testing.assert_allclose(repeated, weighed, atol=1e-5)
 
 
 def test_one_label_among_some_rows_leaves_the_kernel_to_the_passes(few_are_averaged):
-    X = np.random.default_rng(0).standard_normal((300, 2))
-    y = np.zeros(300, dtype=int)
+    X = np.random.default_rng(0).standard_normal((210, 2))
+    y = np.zeros(210, dtype=int)
     y[np.argmax(X[:, 0])] = 1
     clf = default_fit(X, y)
     assert clf.method_ == "sparse" and np.all(np.isfinite(clf.predict_proba(X)))
@@ -283,14 +282,29 @@ def test_several_classes_learn_apart_and_end_jointly(n, monkeypatch):
     assert more.multi_class_ == "joint" and np.all(np.isfinite(more.predict_proba(X[300:])))
 
 
+def few_are_as_many(patch):
+    """Half as many rows change what a fit does."""
+    for name in ("thirds", "several", "lattice"):
+        patch.setattr(LIMITS, name, getattr(LIMITS, name) // 2)
+
+
+@pytest.fixture
+def few_have_thirds(monkeypatch):
+    few_are_as_many(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def clean_classes():
-    rng, y = np.random.default_rng(2), np.arange(152) % 3
-    X = 3.0 * rng.standard_normal((3, 3))[y] + rng.standard_normal((152, 3))
-    return X, y, EPGaussianProcessClassifier().fit(X, y).predict_proba(X)
+    rng, y = np.random.default_rng(2), np.arange(77) % 3
+    X = 3.0 * rng.standard_normal((3, 3))[y] + rng.standard_normal((77, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        few_are_as_many(patch)
+        return X, y, EPGaussianProcessClassifier().fit(X, y).predict_proba(X)
 
 
-def test_sites_that_acceleration_does_not_settle_are_settled_without_it(clean_classes, monkeypatch):
+def test_sites_that_acceleration_does_not_settle_are_settled_without_it(
+    clean_classes, few_have_thirds, monkeypatch
+):
     X, y, proba = clean_classes
     solve = JointEP.solve
 
@@ -303,7 +317,9 @@ def test_sites_that_acceleration_does_not_settle_are_settled_without_it(clean_cl
     np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.02)
 
 
-def test_a_mode_of_some_rows_at_which_all_do_not_settle_is_left(clean_classes, monkeypatch):
+def test_a_mode_of_some_rows_at_which_all_do_not_settle_is_left(
+    clean_classes, few_have_thirds, monkeypatch
+):
     X, y, proba = clean_classes
     solve, n_refused = JointEP.solve, 0
 

@@ -70,7 +70,7 @@ def test_it_is_far_below_one_where_classes_are_clean_and_predictions_gain(load, 
 
 
 def test_draws_and_intervals_are_those_of_the_predictions():
-    X, y = of_the_model(3, 50, 3)
+    X, y = of_the_model(3, 30, 3)
     est = fit(X, y)
     new = of_the_model(4, 4)[0]
     draws = est.sample_proba(new, 6_000, random_state=0)
