@@ -200,15 +200,17 @@ def outcome(sets):
 
 
 def holders_of(name):
-    """Return (module, attribute) wherever a constant is: by itself, or a field of a table."""
-    field = name.lower()
-    for module in MODULES.values():
-        if hasattr(module, name):
-            yield module, name
-        tables = [k for k, v in vars(module).items() if field in getattr(v, "_fields", ())]
-        yield from (
-            (module, table) for table in tables if not isinstance(vars(module)[table], type)
-        )
+    """Return (module, attribute) wherever a constant is: by itself, or a table with its field."""
+    home = vars(MODULES[next(own for own, kinds in CONSTANTS.items() if name in kinds)])
+    if name in home:
+        return [(module, name) for module in MODULES.values() if hasattr(module, name)]
+    tables = [v for v in home.values() if name.lower() in getattr(type(v), "_fields", ())]
+    return [
+        (module, attribute)
+        for module in MODULES.values()
+        for attribute, value in vars(module).items()
+        if any(value is table for table in tables)
+    ]
 
 
 def with_value(name, value, call):
@@ -228,7 +230,7 @@ def with_value(name, value, call):
 
 def row_of(name, kind, sets, reference):
     """Return the row of one constant, against what the values in use give."""
-    place, attribute = next(iter(holders_of(name)))
+    place, attribute = holders_of(name)[0]
     value = getattr(place, attribute)
     value = getattr(value, name.lower(), value)
     before, seconds = reference
