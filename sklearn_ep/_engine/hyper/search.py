@@ -128,8 +128,8 @@ class _BoxSearch:
         if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
             self.failed = x.copy()
             raise _NoValue
-        # what is rounding error has no sign: at a bound it would decide which parameters are free
         self.worst = max(self.worst, value)
+        # what is rounding error has no sign: at a bound it would decide which parameters are free
         noise = self.accuracy.tie * (1.0 + abs(value))
         gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
         if value < self.value - noise:
@@ -554,9 +554,9 @@ def search_from_rows(
         tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
         limits |= dict(gain=max(0.1, accuracy.gain), lacking=lacking / share, patience=tries)
     elif not exact_gradient:
-        # gradients that are not exact are off by as much as a longer first step promises: some of
-        # the rows may end at a bound of the variance, from where steps that are right grow. What
-        # gradients lack grows as the evidence itself: both come from rows in doubt
+        # gradients that are not exact are off by as much as a longer first step promises. Steps
+        # grow as long as they lead up, for some rows may end at the bound of the variance, far from
+        # the mode of all. What gradients lack grows as the evidence: both come from rows in doubt
         near = nodes.evaluate(below.phi, None)
         start = np.nan if near is None else near.log_evidence
         growth = np.clip(start / below.log_evidence, 1.0, 1.0 / share)
