@@ -148,7 +148,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Posterior standard deviation of the weights.
     loo_proba_ : ndarray of shape (n,)
         Probability that the mixture gives to the label of each row when the row is left out, with
-        the weights kept; nan for rows of weight zero.
+        the weights kept; nan for rows of weight zero, and where a part has none.
     log_score_ : float
         Mean log of `loo_proba_`, weighted: an estimate of minus the log loss on new rows.
     part_log_scores_ : ndarray of shape (n_parts,)
@@ -161,8 +161,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Raises
     ------
     ValueError
-        If a part has no `loo_proba_` and `cv` is None, or takes no `sample_weight` and there are
-        some. If two parts share a name, or a part refuses the data.
+        If a part has no `loo_proba_` and `cv` is None, if no row has one of every part, or a part
+        takes no `sample_weight` and there are some. If two parts share a name, or a part refuses
+        the data.
 
     See Also
     --------
@@ -286,16 +287,21 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
         tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
-        parts, proba = zip(*Workers(self.n_jobs)(tasks), strict=True)
+        parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
+        proba = np.array(each)
+        # sampled variances leave some rows of a part no cavity: they weigh no part
+        seen &= ~np.any(np.isnan(proba), axis=0)
+        if not np.any(seen):
+            raise ValueError("no row has a leave-one-out probability of every part: set cv=5.")
         with np.errstate(divide="ignore"):  # a part may be certain, and wrong
-            log_p = np.log(np.array(proba))
+            log_p = np.log(proba)
         told = log_p[:, seen]
         if self.estimators is None and self.cv is None:
             size = parts[0].n_features_in_, len(parts[0].classes_), n_rows
             told = told - optimism(list(dict(named)), *size)
         self.weights_, self.weights_std_ = _posterior_of_weights(told.T, weight[seen])
         self.classes_ = np.unique(y)
-        self.loo_proba_ = self.weights_ @ np.array(proba)
+        self.loo_proba_ = self.weights_ @ proba
         log_mean = log_mixture(self.weights_, log_p[:, seen])
         self.log_score_ = np.average(log_mean, weights=weight[seen])
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)

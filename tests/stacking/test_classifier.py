@@ -124,6 +124,19 @@ def test_a_part_that_is_certain_and_wrong_gets_no_weight():
     assert_allclose(both.weights_, 0.5, atol=0.01)
 
 
+def test_rows_that_one_part_cannot_leave_out_weigh_none():
+    rng = np.random.default_rng(0)
+    told, unknown = rng.uniform(0.1, 0.9, (2, 40)), [3, 8, 21]
+    told[1, unknown] = np.nan
+    found = stacked(told)
+    others = stacked(told, sample_weight=np.isfinite(told[1]).astype(float))
+    assert_array_equal(found.weights_, others.weights_)
+    assert found.log_score_ == others.log_score_
+    assert_array_equal(np.flatnonzero(np.isnan(found.loo_proba_)), unknown)
+    with pytest.raises(ValueError, match="no row has a leave-one-out probability of every part"):
+        stacked([told[0], np.full(40, np.nan)])
+
+
 @pytest.fixture(scope="module")
 def data():
     return make_classification(150, 6, n_informative=4, random_state=3)
