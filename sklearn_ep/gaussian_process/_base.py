@@ -81,6 +81,7 @@ _TEMPER_ERRORS = 2.0
 # Attributes that not every fit has.
 _OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
 _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_", "stream_log_score_"]
+_OPTIONAL += ["effective_lengths_"]
 
 
 def check_scale(total_variance, varies):
@@ -454,6 +455,12 @@ def attributes_of_averages(fit, learned, learned_rate):
     thetas, spreads = (values[0] if len(nodes) == 1 else values for values in rest)
     attributes = hyper_attributes(nodes, weights, names[0], used)
     return attributes | dict(hyper_theta_=thetas, hyper_anisotropy_=spreads)
+
+
+def attributes_of_lengths(fit):
+    """Return how many ratios of lengths the rows of a `GPFit` tell, of averages over kernels."""
+    own = [run.attributes["average"] for run in fit.runs if "average" in run.attributes]
+    return {"effective_lengths_": one_or_stack([a.n_inner for a in own])} if own else {}
 
 
 def _modes(fit, own, learned, learned_rate):

@@ -25,6 +25,7 @@ from .._estimator.fitting import FitMonitor, fit_method, fit_problems
 from ._base import (
     GaussianProcessBase,
     allows_joint,
+    attributes_of_lengths,
     begins_with_some_rows,
     draw_seed,
     factor_of,
@@ -258,6 +259,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     hyper_anisotropy_ : ndarray of shape (M,), or list of them
         Prior standard deviation of the log lengths about their mean at each node, 0 where they are
         equal.
+    effective_lengths_ : float or ndarray of shape (n_classes,)
+        How many ratios of lengths the rows tell, at most d - 1 and 0 where lengths are equal: the
+        trace of H (H + I / s^2)^-1 for the expected curvature H of the log evidence in the log
+        lengths less their mean, in the mean over s. The labels of all rows have chosen them, so
+        that the sum of the logs of `loo_proba_` is too good by about two nats each. Of averages
+        over several lengths only, else 0; absent with the mode.
     log_evidence_ : float
         EP approximation of log p(y), summed over the binary problems; of an average that of the
         integral over the hyperparameters under their priors.
@@ -575,7 +582,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
         fit = joined_fits(fits, training.y, spread_of(self, training), joint)
-        return self._store(plan, fit, training.kept, variance_temper_=fit.temper)
+        told = dict(variance_temper_=fit.temper) | attributes_of_lengths(fit)
+        return self._store(plan, fit, training.kept, **told)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
@@ -592,6 +600,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         told = dict(learn_inducing_=plan.learn_inducing, variance_temper_=fit.temper)
+        told |= attributes_of_lengths(fit)
         return self._store(plan, fit, kept, **told)
 
     @fit_method

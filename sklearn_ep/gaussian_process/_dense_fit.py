@@ -248,7 +248,8 @@ def average_over_spreads(nodes, mode, monitor):
         parts[k] = found[k].alone() if single else found[k].average_about(monitor, not few)
     # a level that was not reached has no mass, but its share of the prior
     log_evidence = logsumexp(log_mass) + parts[known].log_evidence - found[known].mode.objective
-    return _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
+    average = _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
+    return average._replace(n_inner=float(share @ [level.n_told for level in found]))
 
 
 def _how_many(problem, mode):
@@ -278,7 +279,8 @@ class Level(NamedTuple):
 
     `nodes` keep the ratios that the lengths have at the mode, `curvature` (T, T) is that of minus
     the log posterior there, `log_mass` that of all deviations, at the best variance and length;
-    `expected` (p, p) is the expected curvature of the log evidence in theta, None at spread zero.
+    `expected` (p, p) is the expected curvature of the log evidence in theta, None at spread zero;
+    `n_told` is how many deviations the rows tell.
     """
 
     nodes: Nodes
@@ -286,6 +288,7 @@ class Level(NamedTuple):
     curvature: np.ndarray
     log_mass: float
     expected: np.ndarray | None = None
+    n_told: float = 0.0
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
@@ -335,13 +338,16 @@ class Deviations(Nodes):
         `node` is near the mode, which by its gradient and the curvature (p, p) of minus the log
         posterior is higher, at most by `most`.
         """
+        gain = min(0.5 * node.gradient @ np.linalg.solve(curvature, node.gradient), most)
+        return node.objective + gain - 0.5 * np.sum(np.log(self._precisions(curvature)))
+
+    def _precisions(self, curvature):
+        """Return posterior precisions of the deviations along their axes, in those of the prior."""
         own = self.space.scales.lengths
         centring = np.eye(len(own)) - 1.0 / len(own)
-        # along the mean, which is no deviation, the determinant has a factor of one
+        # along the mean, which is no deviation, it is one
         scaled = self.space.s**2 * centring @ curvature[np.ix_(own, own)] @ centring
-        scaled += 1.0 / len(own)
-        gain = min(0.5 * node.gradient @ np.linalg.solve(curvature, node.gradient), most)
-        return node.objective + gain - 0.5 * np.linalg.slogdet(scaled)[1]
+        return np.linalg.eigvalsh(scaled + 1.0 / len(own))
 
     def level(self, mode, expected):
         """Return the `Level` of a mode, where the expected curvature of the log evidence is this.
@@ -352,9 +358,10 @@ class Deviations(Nodes):
         scales = KernelScales.at(old.kernel, mode.phi, old.both, self.space.s)
         log_mass, phi = self.log_mass(mode, curvature, PATH.gain), scales.phi(mode.phi)
         centre = mode._replace(phi=phi, log_prior=scales.log_prior(phi)[0])
+        n_told = float(np.sum(1.0 - 1.0 / self._precisions(curvature)))
         groups = np.array([scales.slopes(unit) for unit in np.eye(len(curvature))])
         curvature = groups.T @ curvature @ groups
-        return Level(Nodes(self.problem, scales), centre, curvature, log_mass, expected)
+        return Level(Nodes(self.problem, scales), centre, curvature, log_mass, expected, n_told)
 
     def mode_from(self, near, expected, theta=None):
         """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.

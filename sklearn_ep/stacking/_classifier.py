@@ -297,8 +297,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             log_p = np.log(proba)
         told = log_p[:, seen]
         if self.estimators is None and self.cv is None:
-            size = parts[0].n_features_in_, len(parts[0].classes_), n_rows
-            told = told - optimism(list(dict(named)), *size)
+            told = told - optimism(zip(dict(named), parts, strict=True), n_rows)
         self.weights_, self.weights_std_ = _posterior_of_weights(told.T, weight[seen])
         self.classes_ = np.unique(y)
         self.loo_proba_ = self.weights_ @ proba

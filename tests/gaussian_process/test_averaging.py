@@ -161,6 +161,24 @@ def test_many_rows_average_over_the_modes_of_the_spreads():
     assert clf.hyper_weights_[clf.hyper_anisotropy_ == 0.0].sum() >= 0.2 - 1e-9
 
 
+def test_effective_lengths_are_those_that_the_rows_tell():
+    """By the expected curvature at the mode; a fit takes that of a third of the rows for it."""
+    X, d = np.random.default_rng(0).standard_normal((310, 4)), 4
+    y = 2 * np.sin(2 * X[:, 0]) + X[:, 1] > 0.5 * np.random.default_rng(1).logistic(size=310)
+    clf = GP().fit(X, y)
+    mode, weight = int(np.argmax(clf.hyper_anisotropy_)), clf.hyper_weights_
+    kernel = clf.kernel_.clone_with_theta(clf.hyper_theta_[mode])
+    precision = GP(kernel=kernel, optimizer=None).fit(X, y).site_precision_
+    K, slopes = kernel(X, eval_gradient=True)
+    B = np.linalg.inv(K + np.diag(1.0 / precision)) @ np.moveaxis(slopes[:, :, 1:], 2, 0)
+    centring = np.eye(d) - 1.0 / d
+    H = centring @ (0.5 * np.einsum("iab,jba->ij", B, B)) @ centring
+    told = np.trace(H @ np.linalg.inv(H + np.eye(d) / clf.hyper_anisotropy_[mode] ** 2))
+    assert clf.effective_lengths_ == pytest.approx(weight[mode] * told, rel=0.1)
+    assert GP().fit(X[:, :1], y).effective_lengths_ == 0.0
+    assert not hasattr(clf.set_params(hyperparameters="mode").fit(X, y), "effective_lengths_")
+
+
 @pytest.mark.parametrize("k", range(3))
 def test_against_the_exact_integral_over_variance_and_length(k):
     """The truth is a grid of both with importance sampling of the posterior at each point."""

@@ -88,20 +88,17 @@ def test_weights_move_no_more_than_the_probabilities(n_moves):
 
 
 @pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_parts_that_bend_in_each_column_lose_a_share_of_a_nat_a_column(n_classes):
-    """The weights by many draws from their prior; a twentieth of that moves one of them by .02.
-
-    Of several classes twice as much.
-    """
+def test_parts_lose_nats_for_what_all_labels_have_chosen(n_classes):
+    """The weights by many draws from their prior: 10 % more or less moves one of them by .02."""
     sizes = dict(n_informative=4, n_classes=n_classes, random_state=2)
     X, y = make_classification(100, 40, **sizes)
     found = BayesianStackingClassifier(random_state=0).fit(X, y)
     parts = found.named_estimators_
     lasts = [p[-1] if isinstance(p, Pipeline) else p for p in parts.values()]
     log_p = np.log([own.loo_proba_ for own in lasts])
-    nats = {"gaussian_process": 0.25, "additive": 0.1}
-    lost = np.array([nats.get(name, 0.0) for name in parts])
-    log_p -= 40 * min(n_classes - 1, 2) / 100 * lost[:, None]
+    lengths = parts["gaussian_process"].effective_lengths_
+    nats = {"gaussian_process": 2 * lengths, "additive": 0.1 * np.sum(lasts[2].effective_dof_)}
+    log_p -= np.array([nats.get(name, 0.0) for name in parts])[:, None] / 100
     draws = np.random.default_rng(1).dirichlet(np.full(len(parts), 0.5), 50_000)
     mass = special.softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
     assert_allclose(found.weights_, mass @ draws, atol=0.01)

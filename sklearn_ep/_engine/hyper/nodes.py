@@ -170,6 +170,7 @@ class Average(NamedTuple):
     is the distribution between the nodes and axes are those along which they lie; agreement is the
     effective share of points drawn from a star's surrogate when the model weighs them, None where
     that was not looked at; n_without counts places within bounds where there was no posterior.
+    n_inner is the effective number of hyperparameters beyond phi that the nodes have at their mode.
     """
 
     nodes: list[Node]
@@ -181,6 +182,7 @@ class Average(NamedTuple):
     axes: Axes | None = None
     agreement: float | None = None
     n_without: int = 0
+    n_inner: float = 0.0
 
     @classmethod
     def alone(cls, node: Node, axes: Axes | None = None) -> "Average":
