@@ -228,13 +228,17 @@ class ProbitState:
 
     @cached_property
     def log_evidence(self):
-        """EP approximation of log p(y)."""
-        # of the cavities, which every sweep has; that of the energy needs those that match Q
-        q, t = self.columns, self.columns.tilted
-        fit = (q.sites[0] + q.problem.model.Xy) @ q.mean - q.marginals.log_det
-        columns = t.log_z - 0.5 * (np.log(q.var) + q.mean**2 / q.var)
+        """EP approximation of log p(y), by the energy of the columns.
+
+        Of all cavities those that match the columns give the least: by the cavities of a state that
+        is not at rest it may be above that of certainty.
+        """
+        q = self.columns
+        latent = q.problem.model.X @ q.mean
+        fit = q.problem.model.Xy @ q.mean - 0.5 * (latent @ latent + q.marginals.trace)
+        columns = 0.5 * (np.log(q.var).sum() + q.marginals.log_det) + q.matched.kl.sum()
         rows = self.problem.weight @ self.update.log_term
-        return float(self.intercept.log_mass + 0.5 * fit + columns.sum() + rows)
+        return float(self.intercept.log_mass + fit - columns + rows)
 
     @cached_property
     def residual(self):
@@ -255,17 +259,29 @@ class ProbitState:
         return np.append(0.0, self.columns.evidence_gradient[1:])
 
 
+class NearestTrace(Trace):
+    """The book-keeping of runs that may leave a state again: keeps the one of least residual."""
+
+    residual, nearest = np.inf, None
+
+    def end(self, record, payload=None):
+        """Keep the figures, and the state where it is nearer to rest than those before."""
+        if record["residual"] < self.residual:
+            self.residual, self.nearest = record["residual"], payload
+        return super().end(record, payload)
+
+
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
-    x, state = problem.start() if near is None else problem.near(near), None
+    trace, x = NearestTrace(), problem.start() if near is None else problem.near(near)
+    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most, monitor=trace)
     few = problem.X.shape[1] <= len(problem.y)  # where a step is cheap, and leads to rest
     for way in [problem.swept, problem.descended][: 1 + few]:
         with suppress(ImproperPosterior):
-            state = way(x, **limits).evaluation.payload
-            if state.residual <= _SWEEPS.settled:
-                return state
-    return state if near is None else None
+            way(x, **limits)
+        if trace.residual <= _SWEEPS.settled:
+            break
+    return trace.nearest if near is None or trace.residual <= _SWEEPS.settled else None
 
 
 @dataclass
@@ -367,13 +383,12 @@ def fitted_attributes(plan, estimator, monitor):
     bounds, asked, x = space.bounds(problem.X.shape[1]), False, problem.start()
     if space.free.any():
         problem, x, asked = _learned(plan, runs, bounds, monitor)
-    trace = Trace(monitor)
-    out = _at_mode(problem, x, estimator, trace)
-    state, used = out.evaluation.payload, "mode"
+    trace, used = NearestTrace(monitor), "mode"
+    state, reason = _at_mode(problem, x, estimator, trace)
     h = np.array([0.0, np.log(problem.factor.slab_variance), problem.factor.logit])
     node = runs.node(space.phi(h), state)
     average = Average.alone(node)
-    if plan.integrates and not asked and out.reason != "asked":
+    if plan.integrates and not asked and reason != "asked":
         average = integrate(runs.evaluate, node, bounds, estimator.n_jobs, monitor)
         used = "integrate"
     states = [node.payload.state for node in average.nodes]
@@ -386,7 +401,7 @@ def fitted_attributes(plan, estimator, monitor):
     own = np.array([state.log_left_out(taken) for state in states])
     log_weight = log_weights_without(average.weight, own, taken)
     loo = np.exp(logsumexp(log_weight + own, axis=0))
-    run = BinaryFit(None, trace.history, out.reason, average.log_evidence, {})
+    run = BinaryFit(None, trace.history, reason, average.log_evidence, {})
     return found | run_attributes([run]) | {"loo_proba_": spread_rows(loo, plan.kept, np.nan)}
 
 
@@ -431,21 +446,26 @@ def _weighed(draws, state, n_draws, rng):
 
 
 def _at_mode(problem, x, estimator, trace):
-    """Run EP at the mode: by sweeps, and down the energy where that leads nearer to rest."""
+    """Run EP at the mode, by sweeps and then down the energy; return the state and the reason.
+
+    The state is the one nearest to rest, which a run may leave again.
+    """
     limits, most = dict(tol=estimator.tol, monitor=trace), estimator.max_iter
-    first = None
+    out = None
     with suppress(ImproperPosterior):  # where learning has ended by the descent
-        first = problem.swept(x, max_iter=min(_SWEEPS.first, most), **limits)
+        out = problem.swept(x, max_iter=min(_SWEEPS.first, most), **limits)
     left = most - trace.n_iter - 1
-    if first is not None and (first.reason in ("converged", "asked") or left < 1):
-        return first
-    # where columns separate the classes the rows go round as well, unless they go slower
-    slower = replace(problem, damping=_SWEEPS.slower * problem.damping)
-    at = first.x if first is not None and first.reason == "max_iter" else x
-    second = slower.descended(at, max_iter=max(left, 1), **limits)
-    if first is None or second.residual < first.residual or second.reason == "asked":
-        return second
-    return problem.swept(first.x, max_iter=1, **limits)
+    if out is None or (out.reason not in ("converged", "asked") and left > 0):
+        # where columns separate the classes the rows go round as well, unless they go slower
+        slower = replace(problem, damping=_SWEEPS.slower * problem.damping)
+        at = out.x if out is not None and out.reason == "max_iter" else x
+        out = slower.descended(at, max_iter=max(left, 1), **limits)
+    state = out.evaluation.payload
+    if out.reason != "asked" and trace.n_iter < most and state is not trace.nearest:
+        state = trace.nearest
+        trace.begin()
+        trace.end({"residual": state.residual, "log_evidence": state.log_evidence}, state)
+    return state, out.reason
 
 
 def state_attributes(plan, state):

@@ -50,6 +50,14 @@ def test_the_probability_of_a_label_is_the_integral(K, spread):
 
 
 @pytest.mark.parametrize("factor", [PROBIT, LOGIT, SOFTMAX], ids=["probit", "logit", "softmax"])
+def test_the_probability_of_a_certain_label_is_not_above_one(factor):
+    y, mean, var = cavities(200, 3, 1.0)
+    mean[np.arange(200), y] += np.linspace(5.0, 60.0, 200)
+    assert factor.tilted(y, mean, var).log_z.max() <= 0.0
+    assert factor.log_z_slopes(y, mean, var)[0].max() <= 0.0
+
+
+@pytest.mark.parametrize("factor", [PROBIT, LOGIT, SOFTMAX], ids=["probit", "logit", "softmax"])
 def test_slopes_in_variances_are_those_of_differences(factor):
     y, mean, var = cavities(30, 4, 4.0)
     mean[0], y[0] = [0.0, 100.0, 0.0, 0.0], 2

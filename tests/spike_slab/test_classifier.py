@@ -246,6 +246,33 @@ def test_where_sweeps_have_no_proper_step_columns_descend():
     np.testing.assert_allclose(clf.log_evidence_, -12.166, atol=0.05)
 
 
+def few_directions(seed, n=30, d=12):
+    """Return rows whose columns have three directions, and labels that these nearly tell."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3)) @ rng.normal(size=(3, d)) + 0.05 * rng.normal(size=(n, d))
+    return X, X[:, 0] + X[:, 1] + 0.5 * rng.normal(size=n) > 0
+
+
+@pytest.mark.parametrize("seed, slab", [(1, 100.0), (12, 1e4)])
+def test_no_state_on_the_way_has_an_evidence_above_that_of_certainty(seed, slab):
+    clf = SpikeSlabClassifier(slab_variance=slab, prior_inclusion=0.2, max_iter=50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clf.fit(*few_directions(seed))
+    assert clf.history_["log_evidence"].max() < 0.0
+
+
+@pytest.mark.parametrize("seed", [6, 32])
+def test_a_run_that_does_not_settle_ends_where_it_was_nearest_to_rest(seed):
+    X, y = few_directions(seed)
+    clf = SpikeSlabClassifier(slab_variance=1e4, prior_inclusion=0.2, max_iter=45)
+    with pytest.warns(ConvergenceWarning):
+        clf.fit(X, y)
+    residual = clf.history_["residual"]
+    assert len(residual) <= 45 and residual[-1] == residual.min()
+    assert clf.log_evidence_ == clf.history_["log_evidence"][-1]
+
+
 def test_where_sweeps_do_not_settle_a_warning_says_so():
     X, y = data()
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):

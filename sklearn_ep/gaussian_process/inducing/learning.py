@@ -443,7 +443,9 @@ class BatchLearning:
         Returns the residual, and the log evidence that is estimated from this batch.
         """
         state, scale = self.state, self.total / weight
-        forget = min(1.0, max(3.0 / scale, (self.n_done + 1.0) ** -0.6))
+        # no faster than once an epoch: when a row's turn comes again its own site is taken out as
+        # a whole, and has to be in the sums still
+        forget = min(1.0, max(1.0 / scale, (self.n_done + 1.0) ** -0.6))
         gram = state.gram + forget * (scale * sums.gram - state.gram)
         shift = state.shift + forget * (scale * sums.shift - state.shift)
         if self.hyper.learns:
