@@ -26,12 +26,16 @@ from ._classes import ClassesModel
 from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import average_about, find_mode
 
-# Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
-# tenth a pass. And over the last, below which it is doubled again. With no growth allowed, and
-# steps doubled after each that is kept, 40 small sets take 1472 passes after 1615, but two others,
-# of levels with one class or with a row far out, do not converge.
-_GROWTH, _FALL = 1.2, 0.75
-_LEAST_STEP = 1 / 64  # which is not taken back
+# Steps after which the mismatch is larger are halved to this at most: an oscillation that whole
+# steps let grow sevenfold dies out there, and where the way to the fixed point leads over a larger
+# mismatch, shorter steps do not get there in any number of passes.
+_SHORT_STEP = 0.25
+# Share of a step by which the mismatch has to fall for the next step to be doubled. A fixed share
+# leaves short steps short. With these two rules none of 360 nodes of forty drawn sets, and of 72
+# of eight tables, remains unsettled, in four fifths and two thirds of the passes. Fourteen did
+# when steps were halved to 1/64 and doubled where the mismatch fell by a quarter.
+_FALL = 0.25
+_LEAST_STEP = 1 / 64  # towards sites that leave no proper posterior
 
 
 class GivenScales(NamedTuple):
@@ -75,14 +79,14 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     covariance of the local effects, sites those to start from, as `first_sites` gives them, power
     the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
     number of pairs + S^3).
-    Steps are undamped; one after which the mismatch is above the least so far, or that leaves no
-    proper posterior, is taken back and halved, and steps are doubled again where it falls: with
-    levels of one class only and scales of ten and more undamped steps run away from the fixed
-    point. Sites of a neighbour that leave no proper posterior here give way to weak ones.
+    Steps are undamped; one after which the mismatch is larger, or that leaves no proper posterior,
+    is taken back and halved, and steps are doubled again where it falls: with levels of one class
+    only and scales of ten and more undamped steps run away from the fixed point. Sites of a
+    neighbour that leave no proper posterior here give way to weak ones.
     """
     design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
     kept: Any = None
-    step, least, n_passes, start, end = 1.0, np.inf, 0, sites, sites
+    step, n_passes, start, end = 1.0, 0, sites, sites
     while True:
         n_passes += 1
         try:
@@ -93,20 +97,15 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             step *= 0.5
             sites = first_sites(layout) if kept is None else _towards(start, end, step)
             continue
-        if found.mismatch > _GROWTH * least and step > _LEAST_STEP:
+        change = 0.0 if kept is None else found.mismatch / kept.mismatch - 1.0
+        if change > 0.0 and step > _SHORT_STEP:
             step *= 0.5
         else:
-            step = _step_after(found, kept, step)
-            kept, start, end, least = found, sites, target, min(least, found.mismatch)
+            step = min(1.0, 2.0 * step) if change < -_FALL * step else step
+            kept, start, end = found, sites, target
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(local=_joined(*kept.local), sites=sites)
-
-
-def _step_after(found, kept, step):
-    """Return the step after a pass that is taken; kept is the one before, None for the first."""
-    fell = kept is not None and found.mismatch < _FALL * kept.mismatch
-    return min(1.0, 2.0 * step) if fell else step
 
 
 def _towards(old, new, step):

@@ -681,6 +681,22 @@ def test_levels_of_one_class_and_a_large_scale_converge():
     assert 22 < est.tau_[1] < 45 and est.log_evidence_ > -20
 
 
+@pytest.mark.parametrize(
+    ("n_groups", "n_columns", "scale", "seed"), [(12, 1, 15.0, 0), (12, 3, 20.0, 2)]
+)
+def test_sites_settle_at_all_scales_where_they_oscillate(n_groups, n_columns, scale, seed):
+    # whole steps of the sites end in a cycle of two at a node in the scales
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(n_groups), 9)
+    X = 3.0 * rng.normal(size=(len(group), n_columns))
+    log_odds = 2.0 * X.sum(axis=1) + scale * rng.normal(size=n_groups)[group]
+    y = rng.random(len(group)) < 1.0 / (1.0 + np.exp(-log_odds))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        clf = HierarchicalEPLogistic(0).fit(np.column_stack([group, X]), y)
+    assert clf.converged_
+
+
 # ---------------------------------------------------------------------------- many scales
 
 
