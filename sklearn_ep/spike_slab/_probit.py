@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
 from .._engine.hyper import Average, find_mode, integrate, log_weights_without
 from .._engine.likelihoods import Probit
-from .._engine.loop import Evaluation, Trace, iterate
+from .._engine.loop import Evaluation, iterate
 from .._engine.rows import find_copies, taken_copies
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
@@ -43,7 +43,7 @@ from ._plan import (
 )
 from ._posterior import CoefficientMixture
 from ._prior import SpikeSlab
-from ._runs import proper_state
+from ._runs import Nearest, proper_state
 
 # Prior precision of the intercept: Phi(b) of 1e-6 is within half a standard deviation.
 INTERCEPT_PRECISION = 1e-2
@@ -259,21 +259,9 @@ class ProbitState:
         return np.append(0.0, self.columns.evidence_gradient[1:])
 
 
-class NearestTrace(Trace):
-    """The book-keeping of runs that may leave a state again: keeps the one of least residual."""
-
-    residual, nearest = np.inf, None
-
-    def end(self, record, payload=None):
-        """Keep the figures, and the state where it is nearer to rest than those before."""
-        if record["residual"] < self.residual:
-            self.residual, self.nearest = record["residual"], payload
-        return super().end(record, payload)
-
-
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    trace, x = NearestTrace(), problem.start() if near is None else problem.near(near)
+    trace, x = Nearest(), problem.start() if near is None else problem.near(near)
     limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most, monitor=trace)
     few = problem.X.shape[1] <= len(problem.y)  # where a step is cheap, and leads to rest
     for way in [problem.swept, problem.descended][: 1 + few]:
@@ -281,7 +269,7 @@ def settled_near(problem, near):
             way(x, **limits)
         if trace.residual <= _SWEEPS.settled:
             break
-    return trace.nearest if near is None or trace.residual <= _SWEEPS.settled else None
+    return trace.state if near is None or trace.residual <= _SWEEPS.settled else None
 
 
 @dataclass
@@ -383,7 +371,7 @@ def fitted_attributes(plan, estimator, monitor):
     bounds, asked, x = space.bounds(problem.X.shape[1]), False, problem.start()
     if space.free.any():
         problem, x, asked = _learned(plan, runs, bounds, monitor)
-    trace, used = NearestTrace(monitor), "mode"
+    trace, used = Nearest(monitor), "mode"
     state, reason = _at_mode(problem, x, estimator, trace)
     h = np.array([0.0, np.log(problem.factor.slab_variance), problem.factor.logit])
     node = runs.node(space.phi(h), state)
@@ -461,8 +449,8 @@ def _at_mode(problem, x, estimator, trace):
         at = out.x if out is not None and out.reason == "max_iter" else x
         out = slower.descended(at, max_iter=max(left, 1), **limits)
     state = out.evaluation.payload
-    if out.reason != "asked" and trace.n_iter < most and state is not trace.nearest:
-        state = trace.nearest
+    if out.reason != "asked" and trace.n_iter < most and state is not trace.state:
+        state = trace.state
         trace.begin()
         trace.end({"residual": state.residual, "log_evidence": state.log_evidence}, state)
     return state, out.reason

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import SILENT, Reason, Silent, Trace
+from .._engine.loop import SILENT, Reason, Trace
 from .._engine.partition import Workers
 from ._double_loop import double_loop
 from ._energy import descend, regular_ep, signed_sites, tilted_at
@@ -254,16 +254,21 @@ class _NextTo(NamedTuple):
 _NEXT = _NextTo()
 
 
-class _Nearest(Silent):
-    """Monitor of sweeps: keeps the state of least residual, and stops where it is left behind."""
+class Nearest(Trace):
+    """The book-keeping of runs that may leave a state again: keeps the one of least residual.
 
-    def __init__(self):
-        self.residual, self.state = np.inf, None
+    It stops a run whose residual is more than `away` times that.
+    """
 
-    def end(self, record, payload):
+    def __init__(self, monitor=SILENT, away=np.inf):
+        super().__init__(monitor)
+        self.residual, self.state, self.away = np.inf, None, away
+
+    def end(self, record, payload=None):
+        """Keep the figures, and the state where it is nearer to rest than those before."""
         if record["residual"] < self.residual:
             self.residual, self.state = record["residual"], payload
-        return record["residual"] > _NEXT.away * self.residual
+        return super().end(record, payload) or record["residual"] > self.away * self.residual
 
 
 def settled_near(problem, near):
@@ -271,7 +276,7 @@ def settled_near(problem, near):
 
     By sweeps of EP or, where they lead away, by the descent.
     """
-    sites, nearest = first_sites(problem, near), _Nearest()
+    sites, nearest = first_sites(problem, near), Nearest(away=_NEXT.away)
     sweeps = dict(max_iter=_NEXT.sweeps, tol=_NEXT.tol, damping=_NEXT.damping, monitor=nearest)
     for share in _NEXT.weaker:
         start = np.where(sites[1] < 0, share * sites, sites)
