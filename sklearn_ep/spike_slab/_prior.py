@@ -53,6 +53,11 @@ class SpikeSlab:
         """Return the factor of the same groups with other parameters."""
         return SpikeSlab(slab_variance, logit, self.groups)
 
+    @property
+    def precision(self) -> float:
+        """That of a coefficient a priori."""
+        return float(1.0 / (expit(self.logit) * self.slab_variance))
+
     def total(self, x: np.ndarray) -> np.ndarray:
         """Return the sum over the features of each indicator."""
         return x if self.groups is None else np.bincount(self.groups, x)

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import logsumexp, softmax
 from sklearn.preprocessing import StandardScaler
 
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
@@ -105,8 +105,8 @@ class ProbitRegression:
     def start(self):
         """Return sites (2, n + d) that say nothing of rows, and the prior's moments of columns."""
         n, d = self.X.shape
-        own = 1.0 / (expit(self.factor.logit) * self.factor.slab_variance)
-        return np.stack([np.r_[np.zeros(n), np.full(d, own)], np.zeros(n + d)])
+        precision = np.append(np.zeros(n), np.full(d, self.factor.precision))
+        return np.stack([precision, np.zeros(n + d)])
 
     def near(self, state):
         """Return sites (2, n + d) to start from where a neighbour has its `ProbitState`.

@@ -68,8 +68,8 @@ class Run:
 
 def prior_sites(problem):
     """Sites that turn the likelihood into EP's first guess: the prior's own moments."""
-    factor, d = problem.factor, problem.model.X.shape[1]
-    return np.stack([np.zeros(d), np.full(d, 1.0 / (expit(factor.logit) * factor.slab_variance))])
+    d = problem.model.X.shape[1]
+    return np.stack([np.zeros(d), np.full(d, problem.factor.precision)])
 
 
 def annealed(problem, sites, sweep, highest=FIRST_NOISE):
