@@ -24,14 +24,13 @@ from ._forest import OutOfBagForest
 # Columns up to which there are an additive part and boosting: of 2000 genes of 43 rows they raise
 # the log loss of the stack by .015 and .012 (two and six splits).
 _MOST_COLUMNS = 500
-# Nats by which the sum of left-out log probabilities is too good, beside that of parts without, for
+# Nats by which the sum of left-out log probabilities is too good, beside that of other parts, for
 # what all labels have chosen: of the process an effective length, of the additive part an effective
-# degree of freedom. On 155 sets (two splits; 2 to 500 columns) that of the process is 2.2 a length
-# in the mean, with correlations of .79 of two classes and .40 of several (.25 a column: .54, .18).
-# The log loss of the stack is .0004 +- .0005 lower than with .25 and .1 a column: .0025 +- .0025
-# on the 28 sets of 50 columns and more, of the others the same to .0002. With 1 and 3 a length it
-# is that to .0002, with nothing .0004 +- .0014 higher than with a share of each column. The
-# additive part, without: .0001 better.
+# degree of freedom. By doc/benchmarks/left_out.py they are 2.7 and .10 in the mean over 30 sets. On
+# 155 others (two splits, 2 to 500 columns) a length has 2.2, with correlations of .79 of two classes
+# and .40 of several, where columns have .54 and .18. There the log loss of the stack is .0004 +-
+# .0005 lower than with a quarter and a tenth of a nat a column: .0025 +- .0025 on the 28 sets of 50
+# columns and more, on the others the same to .0002. 1 and 3 a length are the same to .0002.
 _TOO_GOOD = {"gaussian_process": 2.0, "additive": 0.1}
 
 
