@@ -27,7 +27,7 @@ _MOST_COLUMNS = 500
 # Nats by which the sum of left-out log probabilities is too good, beside that of other parts, for
 # what all labels have chosen: of the process an effective length, of the additive part an effective
 # degree of freedom. By doc/benchmarks/left_out.py they are 2.7 and .10 in the mean over 30 sets. On
-# 155 others (two splits, 2 to 500 columns) a length has 2.2, with correlations of .79 of two classes
+# 155 sets (two splits, 2 to 500 columns) a length has 2.2, with correlations of .79 of two classes
 # and .40 of several, where columns have .54 and .18. There the log loss of the stack is .0004 +-
 # .0005 lower than with a quarter and a tenth of a nat a column: .0025 +- .0025 on the 28 sets of 50
 # columns and more, on the others the same to .0002. 1 and 3 a length are the same to .0002.
