@@ -83,7 +83,8 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         Prior probability that a coefficient is not zero, given, learned or the posterior mean.
     loo_proba_ : ndarray of shape (n,)
         Probability of each training row's own label given the labels of the others, from the
-        cavities of the rows; nan for rows of weight zero.
+        cavities of the rows; nan for rows of weight zero. A row with a leverage above .85 is left
+        out by a run without it.
     hyper_nodes_ : ndarray of shape (M, T)
         Hyperparameters of the M fits that are averaged, those that were not given: a log and a
         logit. One row with "mode".

@@ -81,6 +81,10 @@ class _ProbitSweeps(NamedTuple):
     most: int = 24
     tol: float = 2e-3
     settled: float = 0.2  # residual above which a node is left out: its evidence is off by a nat
+    # Leverage of a row on its own latent value above which its cavity says little. Beside runs
+    # without the row (44 tables) log probabilities are off by 3.7 in the median from .9 on, by 1.1
+    # from .85 and by .5 from .7 on. At most one in a hundred pairs of row and node is above.
+    leverage: float = 0.85
     search: int = 12  # evaluations that find the mode, which only says where the nodes lie
 
 
@@ -248,10 +252,27 @@ class ProbitState:
         """
         return max(site_change(self.rows, self.update.sites, self.var), self.columns.residual)
 
-    def log_left_out(self, taken):
-        """Log probabilities (n,) of the labels under cavities, so many copies being taken out."""
+    def log_left_out(self, group, taken):
+        """Log probabilities (n,) of the labels without each row, as many as `taken` of its copies.
+
+        By cavities; where a row has next to all of the leverage, by a run without it.
+        """
         own = cavity(self.rows, self.mean, self.var, taken)
-        return PROBIT.tilted(self.problem.y, own.mean, own.var).log_z
+        log_p = PROBIT.tilted(self.problem.y, own.mean, own.var).log_z
+        alone = taken * self.rows.precision * self.var > _SWEEPS.leverage
+        for i in np.flatnonzero(alone):
+            log_p[i] = self._without(i, group, taken[i], log_p[i])
+        return log_p
+
+    def _without(self, row, group, taken, otherwise):
+        """Log probability of a label by a run without its row, `otherwise` where that has none."""
+        p = self.problem
+        copies = (group == group[row]) & (p.y == p.y[row])
+        left = 1.0 - taken / p.weight[copies].sum()
+        state = run_near(replace(p, weight=np.where(copies, left, 1.0) * p.weight), self).state
+        if state is None:
+            return otherwise
+        return PROBIT.tilted(p.y[row], state.mean[row], state.var[row]).log_z
 
     @property
     def evidence_gradient(self):
@@ -259,8 +280,8 @@ class ProbitState:
         return np.append(0.0, self.columns.evidence_gradient[1:])
 
 
-def settled_near(problem, near):
-    """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
+def run_near(problem, near):
+    """Return the `Nearest` of a run that starts next to a neighbour's state."""
     trace, x = Nearest(), problem.start() if near is None else problem.near(near)
     limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most, monitor=trace)
     few = problem.X.shape[1] <= len(problem.y)  # where a step is cheap, and leads to rest
@@ -269,6 +290,12 @@ def settled_near(problem, near):
             way(x, **limits)
         if trace.residual <= _SWEEPS.settled:
             break
+    return trace
+
+
+def settled_near(problem, near):
+    """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
+    trace = run_near(problem, near)
     return trace.state if near is None or trace.residual <= _SWEEPS.settled else None
 
 
@@ -384,9 +411,9 @@ def fitted_attributes(plan, estimator, monitor):
     found = _of_mixture(mixture) | average_attributes(average, space, used)
     if plan.correlated:
         found |= _with_inclusions_of_draws(found, mixture, states)
-    place = find_copies(problem.X, problem.weight).group
-    taken = taken_copies(place, problem.y, problem.weight)
-    own = np.array([state.log_left_out(taken) for state in states])
+    group = find_copies(problem.X, problem.weight).group
+    taken = taken_copies(group, problem.y, problem.weight)
+    own = np.array([state.log_left_out(group, taken) for state in states])
     log_weight = log_weights_without(average.weight, own, taken)
     loo = np.exp(logsumexp(log_weight + own, axis=0))
     run = BinaryFit(None, trace.history, reason, average.log_evidence, {})

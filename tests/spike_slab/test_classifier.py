@@ -79,6 +79,21 @@ def test_leave_one_out_is_near_that_of_refits(copies):
     np.testing.assert_allclose(written.loo_proba_[:40], clf.loo_proba_, atol=1e-3)
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_row_of_all_the_leverage_is_left_out_by_a_run_without_it(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((60, 5))
+    y = (X[:, 0] + 0.5 * X[:, 1] + 0.3 * rng.standard_normal(60) > 0).astype(int)
+    X[0], y[0] = [0, 0, 0, 0, 15], 1
+    own = SpikeSlabClassifier().fit(X, y).loo_proba_[0]
+    refit = SpikeSlabClassifier().fit(X[1:], y[1:]).predict_proba(X[:1])[0, 1]
+    assert abs(np.log(own / refit)) < 0.7  # by the cavities of all nodes -17 and -99
+    twice = SpikeSlabClassifier().fit(np.vstack([X, X[0]]), np.append(y, 1)).loo_proba_
+    weight = np.append(2.0, np.ones(59))
+    weighted = SpikeSlabClassifier().fit(X, y, sample_weight=weight).loo_proba_
+    np.testing.assert_allclose(twice, np.append(weighted, weighted[0]), rtol=1e-6)
+
+
 def solved(h, X, y, tol=1e-11, max_iter=1000):
     factor = SpikeSlab(np.exp(h[0]), h[1])
     problem = ProbitRegression(X, y, np.ones(len(y)), factor, True, damping=0.7)
