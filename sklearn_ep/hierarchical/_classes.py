@@ -64,7 +64,6 @@ def why_not_joint(n_classes, X, designs, n_levels, power):
     return ""
 
 
-_MOST_PASSES = 60  # at one theta
 _ROW_FLOPS = 3000  # of the integrals of a row and class, next to those of the model of two classes
 # Shares of a step with acceleration and without, as for coefficients of classes without groups.
 _MIXING, _PLAIN_DAMPING = 0.7, 0.2
@@ -141,7 +140,7 @@ class ClassesModel:
         """Return the `ClassMixture` of an average over theta."""
         return ClassMixture(self, average)
 
-    def evaluate(self, theta, sites, tol, max_passes=_MOST_PASSES):
+    def evaluate(self, theta, sites, tol, max_passes=_scales.MOST_PASSES):
         """Return the `Node` at theta, with a `ClassNode`, started at the sites of another.
 
         One pass costs O(n K^2 (D + E)^2 + (K q)^3) and n K integrals, for E effects a row.

@@ -72,7 +72,7 @@ def first_sites(layout):
     return tuple(out)
 
 
-def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power=1.0):
+def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes, power=1.0):
     """Run EP and return `GivenScales`.
 
     layout is the `Layout`, prior what `prior_at` returns, scale (q, q) the Cholesky factor of the
@@ -240,7 +240,7 @@ class CrossedModel:
         n_pairs = len(np.unique(self.layout.group[:, None] * s + rows.at))
         return _ROW_FLOPS * n + n * (d + e) ** 2 + 2.0 * n_pairs * s + 3.0 * s**3
 
-    def evaluate(self, theta, sites, tol, max_passes=30):
+    def evaluate(self, theta, sites, tol, max_passes=_scales.MOST_PASSES):
         """Return the `Node` at theta, with `GivenScales`, started at the sites of another."""
         places = self.places
         lowers = _scales.factors(theta, places.n_effects)

@@ -16,15 +16,18 @@ from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
 
 
-def crossed_model(n, levels, q, seed, D=3):
-    """A model with q_f varying coefficients of each factor, and its rows as they were."""
+def crossed_model(n, levels, q, seed, D=3, spread=0.0):
+    """A model with q_f varying coefficients of each factor, and its rows as they were.
+
+    The last factor has evenly spread effects, up to so much.
+    """
     rng = np.random.default_rng(seed)
     X = np.column_stack([rng.normal(size=(n, D - 1)), np.ones(n)])
     codes = [np.r_[np.arange(k), rng.integers(k, size=n - k)] for k in levels]
     designs = [np.column_stack([np.ones(n), X[:, : k - 1]]) for k in q]
-    sign = np.where(
-        rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
-    )
+    log_odds = X[:, 0] + rng.normal(size=levels[0])[codes[0]]
+    log_odds += np.linspace(-spread, spread, levels[-1])[codes[-1]]
+    sign = np.where(rng.random(n) < expit(log_odds), 1.0, -1.0)
     T = sum(n_coordinates(k) for k in q)
     prior = NormalPrior(np.zeros(T), np.full(T, 1.5))
     plan = SimpleNamespace(
@@ -179,6 +182,12 @@ def test_gradient_with_small_groups(theta):
         slope = (ends[0].objective - ends[1].objective) / 2e-3
         # the filter takes rows in one after the other, which is no exact derivative
         assert node.gradient[k] == pytest.approx(slope, abs=5e-3 * (1 + abs(slope)))
+
+
+def test_sites_settle_where_levels_are_of_one_class_and_scales_are_large():
+    model, _ = crossed_model(48, (8, 6), (1, 1), 3, spread=12.0)
+    node = model.evaluate(np.array([1.65, 3.7]), model.first_sites(), 1e-3)  # takes 60 passes
+    assert node.residual < 1e-3
 
 
 # ---------------------------------------------------------------------------- small groups
