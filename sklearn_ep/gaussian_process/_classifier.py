@@ -116,9 +116,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
-        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, for up to eight
-        classes with ``kernel=None`` up to 1000. It is sparse beyond, and where `inducing_points`,
-        `batch_size`, an averaged site or an optimizer of the sparse method are given.
+        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows; up to 1000 for at
+        most eight classes (1600 classes times points) with ``kernel=None`` and
+        ``hyperparameters="auto"``. It is sparse beyond, and where `inducing_points`, `batch_size`,
+        an averaged site or an optimizer of the sparse method are given.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
@@ -214,9 +215,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         several: probabilities then allow for a kernel that is not known. For latent values at 40
         rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages for
         dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each of 2
-        to 500 columns, as free to differ as the evidence says. This lowers the log loss from .440
-        to .319 on 200 rows of splice, and from .208 to .146 on 250 of image segments. With six
-        classes jointly (300 rows) it falls from .686 to .565. It is "mode" otherwise, where the
+        to 500 columns, as free to differ as the evidence says. This lowers the log loss from .422
+        to .297 on 200 rows of splice, and from .208 to .130 on 250 of image segments. With six
+        classes jointly (300 rows) it falls from .695 to .573. It is "mode" otherwise, where the
         evidence is sharp: with more rows, and of several classes jointly under one length. Through
         inducing points it is the mode, up to 1000 rows with a prior of the lengths. For two classes
         with ``kernel=None``, up to 500 rows and seven rows a point, it is the dense average; of
@@ -241,30 +242,32 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     classes_ : ndarray of shape (n_classes,)
         Class labels.
     kernel_ : Kernel
-        Kernel with the learned parameters, after an average the weighted means of their logs. For
-        more than two classes a CompoundKernel if dense; the sparse method learns one kernel for all
-        classes.
+        Kernel with the learned parameters, after an average the weighted means of their logs. A
+        CompoundKernel for the dense method with one class against the rest; otherwise all classes
+        share one kernel.
     hyperparameters_used_ : {"integrate", "mode"}
         What was done with the hyperparameters.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
         Nodes of the average: logs of the variance and of the geometric mean of the lengths, as far
-        as they are learned. With the mode one node; all parameters of other kernels. This and the
-        next four are lists with an entry a class where each has a kernel of its own.
+        as they are learned; one node with the mode. Of kernels that are not averaged over it has
+        all parameters. Where each class has a kernel of its own this is a list with an entry a
+        class, as are the weights, `hyper_theta_` and `hyper_anisotropy_`.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Their weights, positive, of sum one.
     hyper_names_ : tuple of str
-        What `hyper_nodes_` holds: "log_variance", "log_length_scale".
+        What `hyper_nodes_` holds: "log_variance" and "log_length_scale", or of other kernels names
+        such as "log_k2__alpha".
     hyper_theta_ : ndarray of shape (M, p), or list of them
         All kernel parameters of the nodes, as in ``kernel_.theta``.
     hyper_anisotropy_ : ndarray of shape (M,), or list of them
-        Prior standard deviation of the log lengths about their mean at each node, 0 where they are
-        equal.
+        Prior standard deviation of the log lengths about their mean at each node: 0 where they are
+        equal, infinite for several lengths at the mode, nan for other kernels.
     effective_lengths_ : float or ndarray of shape (n_classes,)
         How many ratios of lengths the rows tell, at most d - 1 and 0 where lengths are equal: the
         trace of H (H + I / s^2)^-1 for the expected curvature H of the log evidence in the log
         lengths less their mean, in the mean over s. The labels of all rows have chosen them, so
-        that the sum of the logs of `loo_proba_` is too good by about two nats each. Of averages
-        over several lengths only, else 0; absent with the mode.
+        that the sum of the logs of `loo_proba_` is too good by about two nats each. Absent with the
+        mode.
     log_evidence_ : float
         EP approximation of log p(y), summed over the binary problems; of an average that of the
         integral over the hyperparameters under their priors.

@@ -116,8 +116,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         ConvergenceWarning says so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
-        sparse beyond 1000 rows, beyond 2000 where nothing is averaged over, or where inducing
-        points are given.
+        sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
+        `n_inducing` or `inducing_points` are given.
     n_inducing : int or None, default=None
         Number of inducing points, chosen by k-means in units of the spread of each column. None
         stands for 400 up to 2000 rows and ever fewer for more, so that the cost does not fall: 100
@@ -203,7 +203,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         errors, for any number of rows in memory. "auto" expects about a quarter of wrong labels,
         "integrate" a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated.
         Of rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was
-        wrong, and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode
+        wrong, and .60 with "integrate" where a tenth was, but .37 with "auto" there. With the mode
         under half of the rows at .8 were wrong. The mean log loss of six sets without wrong labels
         is .349 with the mode, .322 with "auto" and .311 with "integrate". With a fifth of the
         labels wrong it is .451, .441 and .458. Averages need a constant times RBF or Matern; a
@@ -234,8 +234,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyper_nodes_ : ndarray of shape (M, T), or list of them
         Nodes of the average at rates above zero: logs of the variance and of the geometric mean of
         the lengths, and the logit of the rate, as far as they are learned. One node with the mode,
-        and where these rates have less than two per cent of the probability.
-        This and the next four are lists with an entry a class for one against the rest.
+        and where these rates have less than two per cent of the probability. For one class against
+        the rest this is a list with an entry a class, as are the weights, `hyper_theta_` and
+        `hyper_anisotropy_`.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Their weights, positive, of sum one.
     hyper_names_ : tuple of str

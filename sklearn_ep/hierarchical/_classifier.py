@@ -119,10 +119,11 @@ class HierarchicalEPLogistic(
         it, and so the last digits, depend on their timing. For one factor, not in a list.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" is one softmax model. Every level of every
-        factor has an effect for each class, with one scale for all classes. "auto" is joint with
-        groups, and one against the rest without. Jointly classes may have 4000 coefficients and
-        effects together, and rows times classes may be 400,000; beyond, wrap the estimator in
-        ``sklearn.multiclass.OneVsRestClassifier``. For ``engine="ep"`` without partitions.
+        factor has an effect for each class, with one scale for all classes. It takes
+        ``engine="ep"`` and no partitions, 4000 coefficients and effects of all classes together,
+        and rows times classes of 400,000. "one_vs_rest" is for models without groups. "auto" is
+        joint with groups, and one against the rest without. For one against the rest with groups
+        wrap the estimator in ``sklearn.multiclass.OneVsRestClassifier``.
     power : float, default=1.0
         Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
         times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
@@ -198,7 +199,8 @@ class HierarchicalEPLogistic(
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
-        Nodes in theta of the posterior in use; one array a class for more than two classes.
+        Nodes in theta of the posterior in use. For one class against the rest this and the weights
+        are lists, with an entry a class.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Weights of the nodes, positive, with sum one.
     hyper_names_ : tuple of str
@@ -256,7 +258,8 @@ class HierarchicalEPLogistic(
     the steps so far again. Draws then make the same approximation as `latent_covariance`.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
-    `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
+    `n_cut_steps_` are of partitions: a fit to a list of factors, by messages or of several classes
+    jointly has none. For one class against the rest those between have the class as first axis.
 
     References
     ----------
@@ -487,7 +490,7 @@ class HierarchicalEPLogistic(
         Returns
         -------
         covariance : ndarray of shape (n1, n2), or (n_classes, n1, n2)
-            One matrix a one-versus-rest problem for more than two classes.
+            One matrix a class for more than two classes.
         """
         pairs = _prediction.row_pairs(self, X1, X2, groups1, groups2)
         return fitting.one_or_stack([p.covariance(*pairs) for p in self._posteriors])
@@ -525,8 +528,10 @@ class HierarchicalEPLogistic(
         -------
         links : list of Factor
             The logit, for two classes once, otherwise once a class. ``log_prob(1, f)`` is the log
-            probability of the second class (of this class) at a latent value f, and
-            ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
+            probability of the second class (of this class) at a latent value f.
+            ``tilted(1, mean, variance)`` has the log of its average over a normal latent value. For
+            several classes jointly these are binary approximations of the softmax; probabilities do
+            not come from them.
         """
         check_is_fitted(self)
         return links_of(self._posteriors)
@@ -693,9 +698,10 @@ class HierarchicalEPLogistic(
         -------
         draws : Bunch
             coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
-            (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
-            a list of factors group_effects is a list. With more than two classes each array has
-            the class as its second axis. ``engine="messages"`` solves a linear system a draw.
+            (n_samples, J, q): entry s of each is part of one draw of the whole posterior. With a
+            list of factors group_effects is a list. With more than two classes each array has the
+            class as its second axis, but for tau of a joint model, whose classes share it.
+            ``engine="messages"`` solves a linear system a draw.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

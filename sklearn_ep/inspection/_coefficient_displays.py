@@ -78,7 +78,7 @@ class InclusionDisplay(drawing.Display):
         ax: Any = None,
         **kwargs: Any,
     ) -> Self:
-        """Draw the inclusion probabilities of a fitted regressor.
+        """Draw the inclusion probabilities of a fitted sparse model.
 
         Parameters
         ----------

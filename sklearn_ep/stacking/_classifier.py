@@ -174,9 +174,10 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     -----
     Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
-    hyperparameters. The weights of the default parts allow for that: for each column 1/4 is taken
-    from the sum of log probabilities of the Gaussian process, and 1/10 from that of the additive
-    model. Of more than two classes it is twice as much.
+    hyperparameters. The weights of the default parts allow for that. From the sum of log
+    probabilities of the Gaussian process 2 is taken for each effective length
+    (`effective_lengths_`). From that of the additive model 1/10 is taken for each effective degree
+    of freedom (`effective_dof_`).
 
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
     boosted tree sees two thirds. The rest of the rows tell what trees say of rows that they lack.
