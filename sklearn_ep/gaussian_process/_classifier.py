@@ -210,24 +210,28 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
         classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
-        "mode" predicts with the kernel of the largest evidence. "integrate" averages over variance
-        and length of the kernel by their posterior, and over the ratios of the lengths where it has
-        several: probabilities then allow for a kernel that is not known. For latent values at 40
-        rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages for
-        dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each of 2
-        to 500 columns, as free to differ as the evidence says. This lowers the log loss from .422
-        to .297 on 200 rows of splice, and from .208 to .130 on 250 of image segments. With six
-        classes jointly (300 rows) it falls from .695 to .573. It is "mode" otherwise, where the
-        evidence is sharp: with more rows, and of several classes jointly under one length. Through
-        inducing points it is the mode, up to 1000 rows with a prior of the lengths. For two classes
-        with ``kernel=None``, up to 500 rows and seven rows a point, it is the dense average; of
-        points that are told to move up to 800 (see Notes). With more than 1000 rows (of more than
-        eight classes above 2000), where a step rule learns, it gives ``kernel=None`` a length for
-        each of 2 to 500 columns under that prior. With up to eight classes it starts from the
-        average over 800 of the rows. The log loss of 1200 rows falls from .269 to .141 on splice,
-        and from .089 to .060 on image segments. "integrate" averages over the kernel with the
-        points where the mode put them: 90 % intervals at 60 rows cover .92. Averages need a
+        Whether predictions allow for a kernel that is not known. "mode" predicts with the kernel of
+        the largest evidence. "integrate" averages over variance and length of the kernel by their
+        posterior, and over the ratios of the lengths where it has several. Through inducing points
+        it averages over the kernel with the points where the mode put them. Averages need a
         constant times RBF or Matern; a UserWarning names settings that allow the mode only.
+
+        "auto" averages for dense fits to at most 1000 rows, and then gives ``kernel=None`` a length
+        scale for each of 2 to 500 columns, as free to differ as the evidence says. It is "mode"
+        with more rows, where the evidence is sharp, for several classes jointly under one length,
+        and through inducing points. There fits of up to 1000 rows have a prior of the lengths, and
+        two rules hold with ``kernel=None``. Two classes of up to 500 rows, at most seven a point,
+        have the dense average; up to 800 rows if points are told to move (see Notes). With more
+        than 1000 rows (of more than eight classes above 2000), where a step rule learns, each of 2
+        to 500 columns has a length under that prior. With up to eight classes learning then starts
+        from the average over 800 of the rows.
+
+        Of latent values at 40 rows, 90 % intervals cover .65 with the mode and .90 with the
+        average. At 60 rows through 30 points the average covers .92. Lengths for each column lower
+        the log loss on 200 rows of splice from .422 to .297, and on 250 rows of image segments from
+        .208 to .130. With six classes jointly (300 rows) it falls from .695 to .573. Through
+        inducing points that of 1200 rows falls from .269 to .141 on splice, and from .089 to .060
+        on image segments.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.

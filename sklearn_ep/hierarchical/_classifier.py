@@ -67,31 +67,32 @@ class HierarchicalEPLogistic(
         same for each, and the standard deviation also of the off-diagonal entries of the Cholesky
         factor of S. With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int, "auto" or "adaptive", default="auto"
-        Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
-        nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
-        checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
-        (1000 without), at most eight: few large partitions are as accurate as many small ones and
-        faster. With the engines that draw it is one for every 5000 rows, because their noise adds
-        up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
-        with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
-        stand-ins are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
-        and rows in memory, without checkpoint; `max_iter` and the history are those of a round.
+        Number of sites of partitioned EP, for one factor. "auto" fits all rows at once with
+        ``engine="ep"``, `schedule` and `damping` at their defaults, no checkpoint, and rows in
+        memory. Otherwise it is one for every 100 rows with groups (1000 without), at most eight:
+        few large partitions are as accurate as many small ones and faster. With the engines that
+        draw it is one for every 5000 rows, because their noise adds up over sites. It does not
+        depend on `n_jobs`, so neither does the result. "adaptive" begins with at most 50 parts and
+        carries out the advice of `diagnose`: parts whose tilted distribution is far from the
+        posterior are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
+        and rows in memory, without checkpoint. All rounds share `max_iter` and the history.
         With a list of factors a number asks for ``engine="messages"`` on that many parts of the
         rows, whose answer is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
-        "auto" is "ep", or "messages" for a list of factors with very many levels: where all factors
-        but the largest have more than 500 effects together, unless levels of one are nested in
-        another (9 rows of 10), and more than 4000 where they are.
+        "auto" is "ep", or "messages" for a list of factors with very many levels. The limit is 500
+        effects of all factors but the largest. It is 4000 where levels of one factor are nested in
+        another for nine rows of ten.
 
         "ep" is expectation propagation over all rows at once, given the scales. Where only the
         intercept varies in the largest factor, its groups of at most eight rows are integrated
-        exactly. All factors but the largest may have 4000 effects together. "messages" takes
-        factors of any size, a million rows in seconds: variances by messages along the rows and
-        along chains of nested levels, scales by the gradient of the evidence with a normal
-        posterior of their logarithms. It takes no `random_slopes`. It finds log tau up to 0.03 too
-        small where tau is above two and levels have three rows. It compares its variances with
-        exact ones at the end, and warns where they differ by more than 10 %. In partitions sums
-        over levels travel, never rows.
+        exactly. All factors but the largest may have 4000 effects together.
+
+        "messages" takes factors of any size, a million rows in seconds. Variances come from
+        messages along the rows and along chains of nested levels, scales from the gradient of the
+        evidence; their logarithms have a normal posterior. It takes no `random_slopes`. It finds
+        log tau up to 0.03 too small where tau is above two and levels have three rows. It compares
+        its variances with exact ones at the end, and warns where they differ by more than 10 %. In
+        partitions sums over levels travel, never rows.
 
         The other engines are for partitions of one factor. "laplace" stops at the mode of the
         marginal posterior. It is faster and less accurate: means are up to 1.2 posterior standard
@@ -99,20 +100,21 @@ class HierarchicalEPLogistic(
         weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
         the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
         in each partition, and is slower still. It needs the optional package nutpie, ``pip install
-        'sklearn-ep[nuts]'``. Both draw 800 times a partition; draws of "importance" that do not
-        serve for long are followed by twice as many.
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition. "importance" replaces draws
+        whose weights have become uneven by twice as many.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
         without the long left tail of tau that few or small groups leave. Elsewhere False takes the
-        star also where a grid would be affordable. "importance", "nuts" and "messages" go
-        without.
+        star also where a grid would be affordable. It has no effect for "importance", "nuts" and
+        "messages".
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         Whether the scales are averaged over or kept at their mode (in partitions at the posterior
         mean of theta). The average is over a grid for one or two scales where passes are cheap,
         and else over a star: the mode and two nodes along each axis, with a smooth density through
-        their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
-        a mode makes intervals too short where groups are few. The engines that draw know no mode.
+        their values and gradients. Quantiles and draws of tau come from this density. "auto"
+        averages, since a mode makes intervals too short where groups are few. "mode" has no
+        effect for the engines that draw.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
