@@ -618,6 +618,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         coef : ndarray of shape (n_samples, n_features [+ 1])
             With the intercept last if there is one; (n_classes, n_samples, ...) for more than two
             classes. O(d^2) a draw with exact variances, one solve by conjugate gradients otherwise.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         rng = checked_draws(self, n_samples, random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])

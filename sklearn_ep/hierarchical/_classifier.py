@@ -456,7 +456,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. Unseen and missing labels are new
             groups, whose effect is integrated over the population.
         kind : {"conditional", "population"}, default="conditional"
@@ -485,7 +485,7 @@ class HierarchicalEPLogistic(
             Rows.
         X2 : array-like of shape (n2, d), default=None
             Rows; None stands for X1.
-        groups1, groups2 : array-like of shape (n1,) and (n2,), default=None
+        groups1, groups2 : array-like of shape (n1,) and (n2,), or (n1, F) and (n2, F), default=None
             Group labels, where they are not a column of X. Rows with one unseen label share its
             effect; rows without label do not.
 
@@ -506,7 +506,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -547,7 +547,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -569,7 +569,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. Unseen and missing labels are new
             groups, whose effect is integrated over the population.
         kind : {"conditional", "population"}, default="conditional"
@@ -593,7 +593,7 @@ class HierarchicalEPLogistic(
             Rows to predict.
         level : float, default=0.9
             Probability in (0, 1) that an interval covers the probability of its class.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. The interval of an unseen label is as
             wide as the population of groups.
         kind : {"conditional", "population"}, default="conditional"
@@ -620,7 +620,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -650,7 +650,7 @@ class HierarchicalEPLogistic(
             True classes.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
 
         Returns
@@ -673,13 +673,18 @@ class HierarchicalEPLogistic(
             Number of draws.
         random_state : int, RandomState instance or None, default=None
             Seed of the draws.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
 
         Returns
         -------
         proba : ndarray of shape (n_samples, n, n_classes)
             Coefficients and group effects of one draw are the same for all rows.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         rows = _prediction.new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
@@ -704,6 +709,11 @@ class HierarchicalEPLogistic(
             list of factors group_effects is a list. With more than two classes each array has the
             class as its second axis, but for tau of a joint model, whose classes share it.
             ``engine="messages"`` solves a linear system a draw.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

@@ -99,6 +99,11 @@ class InclusionDisplay(drawing.Display):
         -------
         display : InclusionDisplay
             The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If `threshold` is not in [0, 1], or `level` not in (0, 1).
         """
         check_number("threshold", threshold, 0, 1)
         models = "SpikeSlabRegressor or SpikeSlabClassifier"

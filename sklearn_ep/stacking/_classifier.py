@@ -158,13 +158,6 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     feature_names_in_ : ndarray of str of shape (d,)
         Names of the columns, where X had them and the first part keeps them.
 
-    Raises
-    ------
-    ValueError
-        If a part has no `loo_proba_` and `cv` is None, if no row has one of every part, or a part
-        takes no `sample_weight` and there are some. If two parts share a name, or a part refuses
-        the data.
-
     See Also
     --------
     EPGaussianProcessClassifier : Non-linear part.
@@ -273,6 +266,13 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         -------
         self : BayesianStackingClassifier
             The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            If `estimators` is empty, two parts share a name, or one is no classifier. If a part has
+            no `loo_proba_` and `cv` is None, or no row has one of every part. If a part takes no
+            `sample_weight` and there are some, or refuses the data.
         """
         if y is None:
             raise ValueError(
