@@ -335,19 +335,22 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     where columns have lengths of their own. The prior of the length is log-normal about the root of
     the total variance of the columns, with standard deviation 1. With more than two classes jointly
     the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
-    hundreds predict best. Nodes are a grid about the mode [4]_, 10 to 20 of them, each two or
-    three sweeps from the next, and from 300 rows on four about it. Where there are several lengths,
-    the deviations of their logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as
-    each other: each s has four nodes about its mode, weighed by importance sampling. Together they
-    have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
-    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
-    others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
-    on a third of the rows first. Only the s that is predicted to be best with all, and s = 0 are
-    then evaluated with all rows. With more than two classes jointly the grid is short, and from 150
-    rows on there are modes only. `decision_function` is the mean over all nodes, and `predict`
-    follows the mixed probabilities, so that at the boundary the two may differ. A fit takes 1 to 2
-    times as long as one with the mode of a common length. With lengths for each column it takes 1.3
-    to 3 times as long, more with more columns. Memory and predictions grow with the nodes.
+    hundreds predict best. Under one length nodes are a grid about the mode [4]_, 10 to 20 of them,
+    each two or three sweeps from the next; from 300 rows on they are four.
+
+    Where there are several lengths, the deviations of their logs from the mean are N(0, s^2), with
+    s of 0, 0.5, 1 and 2 equally probable. Each s has four nodes about its mode, weighed by
+    importance sampling. Together they weigh the evidence of s times the volume of the deviations.
+    Equal lengths (s = 0) weigh 0.2 at least; where they weigh no more, their mode is their only
+    node. Below 100 rows equal lengths have a grid, and the nodes of the others take its covariance
+    and equal weights. From 300 rows on each s has its mode alone, found on a third of the rows
+    first. With all rows only equal lengths and the s that is predicted to be best are evaluated.
+    With more than two classes jointly the grid is short, and from 150 rows on there are modes only.
+
+    `decision_function` is the mean over all nodes, and `predict` takes the class of the largest
+    mixed probability, so that at the boundary the two may differ. An average under one length takes
+    1 to 2 times as long as the mode. With lengths for each column it takes 1.3 to 4 times as long,
+    more with more columns. Memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
@@ -356,19 +359,19 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     the kernel and is no parameter.
 
     Of K classes jointly a sparse sweep costs some 3 K^2 m^2 flops a row, with or without the
-    gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 and 7 K m^2. Memory
-    is (K m)^2 numbers and 2 K a row. Partitions, minibatches and streams are those of two classes
-    [6]_. The gradient leaves out how the sites of more than two classes move, as that of the dense
-    method does. The kernel is not averaged over.
+    gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 a row, 7 K m^2 with
+    the gradient. Memory is (K m)^2 numbers and 2 K a row. Partitions, minibatches and streams work
+    as with two classes [6]_. The gradient leaves out how the sites of more than two classes move,
+    as that of the dense method does. The kernel is not averaged over.
 
     From 10,000 rows on the step rules begin with passes over a tenth, a quarter and half of the
-    rows, 40, 40 and 27 % of `max_iter` steps, which `history_` leaves out. The last 13.5 % are over
-    all rows. This is 2.5 times as fast as with all rows throughout. With up to eight classes
-    and ``kernel=None`` above 1000 rows learning starts from the heaviest node of the dense average
-    over about 800 distinct rows. The passes over shares of the rows are then fewer, by the share
-    of the rows that they see. Above 2000 rows passes are in single precision; sweeps at the learned
-    kernel are in double. Of several classes the passes fit each against the rest, and the sweeps
-    all jointly.
+    rows, but not fewer than 2000. They take 40, 40 and 27 % of `max_iter` steps, which `history_`
+    leaves out. The last 13.5 % are over all rows. This is 2.5 times as fast as with all rows
+    throughout. With up to eight classes and ``kernel=None`` above 1000 rows learning starts from
+    the heaviest node of the dense average over about 800 distinct rows. The passes over shares of
+    the rows are then fewer, by the share of the rows that they see. Above 2000 rows passes are in
+    single precision; sweeps at the learned kernel are in double. Of several classes the passes fit
+    each against the rest, and the sweeps all jointly.
 
     Points that move along the evidence of EP fit noise. By default the passes of the step rules
     therefore follow that of power EP with exponent .8, to first order in the variance that the
@@ -377,11 +380,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     ``hyperparameters="mode"`` learn by their own evidence.
 
     Two classes with up to 500 rows, at most seven a point, follow the dense average where the
-    optimizer is "auto". There the rows say more of the kernel than the points do. Its nodes keep
-    their weights, their sites and `log_evidence_`. Of all posteriors through the points theirs is
-    the nearest to the dense one [8]_, and the same where all rows are points. Over 64 sets of up to
-    500 rows the log loss is .007 above the dense one with 15 % of the rows as points, and .0007
-    with 40 %. It is .0016 below that of EP through the same points at the same kernels.
+    optimizer is "auto". There the rows say more of the kernel than the points do. The nodes of the
+    dense average keep their weights, their sites and `log_evidence_`. Of all posteriors through the
+    points theirs is the nearest to the dense one [8]_, and the same where all rows are points. Over
+    64 sets of up to 500 rows the log loss is .007 above the dense one with 15 % of the rows as
+    points, and .0007 with 40 %. It is .0016 below that of EP through the same points at the same
+    kernels.
 
     With ``learn_inducing=True`` this holds up to 800 rows. Points then move towards the dense
     posterior of the heaviest node, until a step gains less than .0003 of the bound on its evidence
@@ -396,11 +400,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     the prior.
 
     Where several classes are clean, their joint posterior is often wider than it should be. By
-    default predictions therefore count its variances by a factor, `variance_temper_`, at which rows
-    are well predicted from the others: a tempered posterior [7]_. It maximises what leave-one-out
-    log probabilities gain over a factor of one, less two standard errors over the rows: the kernel
-    was learned from the same rows. The log of the factor has a standard normal prior. The factor
-    holds for probabilities, their intervals and draws, and `loo_proba_`.
+    default predictions therefore multiply its variances by a factor, `variance_temper_`, at which
+    rows are well predicted from the others: a tempered posterior [7]_. The factor maximises the
+    gain in leave-one-out log probability over a factor of one. Two standard errors over the rows
+    are taken from this gain, since the kernel was learned from the same rows. The log of the factor
+    has a standard normal prior. The factor holds for probabilities, their intervals and draws, and
+    `loo_proba_`.
     `latent_mean_and_variance` and `latent_covariance` are those of the posterior, and so are
     predictions of two classes.
 
