@@ -202,12 +202,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
         over variance and length of the kernel and the rate of wrong labels, and over there being no
         errors, for any number of rows in memory. "auto" expects about a quarter of wrong labels by
         a Beta(3, 9) prior of the rate, "integrate" a tenth by a Beta(1, 9) prior. `noise_proba_` is
-        calibrated where that share is wrong. Of rows between .5 and .65, .57 were wrong with "auto"
-        where a fifth of the labels was wrong, and .60 with "integrate" where a tenth was, but .37
-        with "auto" there. With the mode under half of the rows at .8 were wrong. The mean log loss
-        of six sets without wrong labels is .349 with the mode, .322 with "auto" and .311 with
-        "integrate". With a fifth of the labels wrong it is .451, .441 and .458. Averages need a
-        constant times RBF or Matern; a UserWarning names settings that allow the mode only.
+        calibrated where that share is wrong. Take rows whose `noise_proba_` is .5 to .65. With a
+        fifth of all labels wrong, .57 of these rows are wrong with "auto". With a tenth wrong it is
+        .60 with "integrate", but .37 with "auto". With the mode under half of the rows at .8 are
+        wrong. The mean log loss of six sets without wrong labels is .349 with the mode, .322 with
+        "auto" and .311 with "integrate". With a fifth of the labels wrong it is .451, .441 and
+        .458. Averages need a constant times RBF or Matern; a UserWarning names settings that allow
+        the mode only.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes, for the nodes of an average of
         two, or for the partitions of the rows.

@@ -237,9 +237,10 @@ class HierarchicalEPLogistic(
 
     Notes
     -----
-    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta: 5 for one varying
-    coefficient, 45 for two (3 and 27 where the last log scale is known within 0.1), 2 T + 1 for
-    more. Local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
+    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta. These are 5 for one
+    varying coefficient, 45 for two, and 2 T + 1 for more. Where the last log scale is known within
+    0.1 they are 3 and 27. Local effects are eliminated group by group. A message has P (P + 3) / 2
+    numbers.
 
     Few partitions of few groups may have no fixed point with proper cavities, so that steps shrink
     to nothing. After three such steps the group scales are found by nodes in theta for all
