@@ -118,11 +118,11 @@ PARTS = {
             "left out: digits go from .117 to .066, topics from .887 to .216. It leads on wine, "
             "rings, six, digits (LogisticRegressionCV .069) and topics (.221). The default "
             "process, with a length for each column, has a lower log loss on wine (.071 in place "
-            "of .081) and six (.573 in place of .695), at 1.1 and 2.2 times the CPU. Elsewhere "
-            "it is within .003. The joint linear model is ahead of one class against the rest on "
-            "five sets: digits go from .144 to .075. Rings are worse jointly: 1.384 in place of "
-            "1.331. LogisticRegressionCV is level with the joint linear model on waves, and "
-            "takes far less CPU where classes are many.",
+            "of .081) and six (.573 in place of .695). It takes 1.1 and 2.2 times the CPU. "
+            "Elsewhere it is within .003. The joint linear model is ahead of one class against the "
+            "rest on five sets: digits go from .144 to .075. Rings are worse jointly: 1.384 in "
+            "place of 1.331. LogisticRegressionCV is level with the joint linear model on waves, "
+            "and takes far less CPU where classes are many.",
         ),
         Section(
             "tempers",
