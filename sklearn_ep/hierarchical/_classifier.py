@@ -143,9 +143,10 @@ class HierarchicalEPLogistic(
         standard deviations and no log standard deviation by more than this. The inner iterations
         use a tenth of it.
     warm_start : bool, default=False
-        Go on from the messages of the last fit. New groups become a site of their own. Without
-        partitions the scales are kept, and the sites of the rows where there are as many, or by
-        messages the values of levels. Fits of one class against the rest start anew.
+        Start from the last fit. With partitions it goes on from the last messages, and new groups
+        share one site. Without partitions it starts from the last scales, and from the last sites
+        of the rows where their number is the same; with ``engine="messages"`` from the last values
+        of levels. Fits of one class against the rest start anew.
     n_jobs : int or None, default=None
         Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
         Worth while where a sweep over one takes well above 50 ms.
