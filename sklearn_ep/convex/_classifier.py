@@ -509,6 +509,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         ValueError
             If a parameter or the batch is not usable, a label is new, or there are more than 2,000
             coefficients and no `stream_rank`; the estimator is then as it was before.
+        AttributeError
+            If `prior` is not "gaussian": the method is then not there.
 
         Notes
         -----
@@ -713,7 +715,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Raises
         ------
         ValueError
-            If a label was not seen in fit.
+            If a label was not seen in fit, or several classes jointly have sampled variances.
 
         Notes
         -----
