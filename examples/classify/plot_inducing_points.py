@@ -33,8 +33,8 @@ X_test, y_test = crescents(2000, 1)
 
 # %%
 # Each panel starts from k-means and learns amplitude, length scale and the points themselves. Four
-# points cannot bend the boundary enough. Sixteen have nearly the log loss of 128, and the evidence,
-# which needs no held-out rows, rises no more after eight. Learning ends early on purpose, here and
+# points cannot bend the boundary enough. Eight have nearly the log loss of 128, and the evidence,
+# which needs no held-out rows, hardly rises after sixteen. Learning ends early on purpose, here and
 # below; the warning about it is switched off.
 
 warnings.simplefilter("ignore", ConvergenceWarning)
@@ -57,8 +57,8 @@ plt.show()
 # %%
 # A smooth boundary needs few inducing points: with more of them only the cost of a pass grows.
 #
-# Full passes or minibatches? With 40,000 rows the two learn about the same kernel in about the same
-# time. Minibatches are for rows so many that a single pass over all of them is slow.
+# Full passes or minibatches? With 40,000 rows the two learn about the same kernel, full passes in
+# less time. Minibatches are for rows so many that a single pass over all of them is slow.
 
 X, y = crescents(40_000, 2)
 for name, settings in {

@@ -3,8 +3,8 @@ Group effects, known groups and new ones
 ========================================
 
 Patients of forty clinics respond to a treatment or not. Clinics differ, some have few patients, and
-next year a new clinic joins. Three models: one that ignores the clinics, one with a column for each
-clinic, and one whose clinics are draws from a population.
+next year ten more clinics join. Three models: one that ignores the clinics, one with a column for
+each clinic, and one whose clinics are draws from a population.
 """
 
 import matplotlib.pyplot as plt

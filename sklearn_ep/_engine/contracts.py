@@ -1,12 +1,12 @@
 """What the parts of expectation propagation need from each other, and where they meet.
 
-A *factor* (`factor.Factor`) is one likelihood or prior term and its action on a one-dimensional
-Gaussian. A *structure* has the joint posterior that all sites imply. A *rule* turns a factor and
-its cavity into a new site. None knows of the classes of the others. A recipe says by `require`
-which methods it will call; a part that lacks one is refused by name, before any work.
+A *factor* (`likelihoods.Factor`) is one likelihood or prior term and its action on a
+one-dimensional Gaussian. A *structure* has the joint posterior that all sites imply. A *rule* turns
+a factor and its cavity into a new site. None knows of the classes of the others. A recipe says by
+`require` which methods it will call; a part that lacks one is refused by name, before any work.
 
-`WholeEP`, with every row a site of one posterior, is all there is to it: marginals from the
-structure, new sites from the rule, repeat.
+`WholeEP` is expectation propagation itself, every row having a site in one posterior: marginals
+from the structure, new sites from the rule, repeat.
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,19 @@
-"""Rows left out: how probable a row is by the others, and the scales at which it is more so.
+"""Rows left out: how probable each row is given the others, and scales that make rows probable.
 
-A row is left out with all its copies, be they weights or written out: of two copies one would
-foretell the other (`rows.taken_copies`, also of equal rows with several labels). That takes their
-sites from the posterior, which leaves a *cavity*, and their share from the weights of nodes: one
-that predicted a label well has its weight from that row, too. A posterior may be surer or less sure
-than it should. How well rows are predicted from the others shows by how much (stacking of cavities,
-Opper and Winther 2000; a tempered posterior, Gruenwald 2012): a model declares a few *scales* with
-priors of their logs, and what its rows say of them::
+A row is left out with all its copies, be they weights or written out, since of two copies one would
+predict the other (`rows.taken_copies`, also for equal rows with several labels). Its sites leave
+the posterior, and what remains is the *cavity*. Nodes lose the weight that they have from its
+label. A posterior may be surer than it should be, or less sure. How well the others predict each
+row shows by how much (leave-one-out from cavities, Opper and Winther 2000; a tempered posterior,
+Gruenwald 2012). So a model declares a few *scales* with priors of their logs, which change its
+predictions::
 
     N(m, v) of linear predictors              ->  N(a m, a^2 t v)
     N(m, v) of several classes of a process   ->  N(m, t v)
     log p of trees, log odds of a process     ->  a log p + constant
 
-`best_scales` is their posterior mode, found by a few looks at sums over the rows, which may be
-anywhere; `calibrated` finds it for rows at hand.
+`best_scales` finds the posterior mode of the scales from a few sums over the rows, which may be on
+other machines. `calibrated` does so for rows in memory.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ from .gaussian import learned_curvature
 from .hyper import Node, log_weights_without
 from .quadrature import logistic_moments
 
-# What a step may promise and not be looked at, in nats a copy of the rows: five to seven looks find
-# scales to 1e-4, of several classes and of two.
+# Gain promised by a step, in nats for each copy of the rows, below which the search ends. Five to
+# seven sums over the rows then find scales to 1e-4.
 _CLOSE = 1e-8
 
 
 class LogPrior(NamedTuple):
-    """Prior of the log of a scale: normal about zero, or below zero Cauchy's of a width.
+    """Prior of the log of a scale: normal about zero; below zero Cauchy's, if it has a `width`.
 
-    Its heavy tails give way to many rows.
+    The heavy tail of the latter gives way to many rows.
     """
 
     sd: float
@@ -49,10 +49,10 @@ class LogPrior(NamedTuple):
         return float(np.log(square / self.width**2)), 2.0 / square
 
 
-# Of the scale t of the variance of a linear predictor. Below zero, where predictions become surer
-# than the posterior, rows that all happen to be predicted well would push a normal prior without
-# end, and false certainty has an unlimited log loss; heavy tails still give way to the many rows of
-# a text.
+# Prior of log t, the scale of the variance of a linear predictor. Below zero predictions become
+# surer than the posterior, and false certainty has an unlimited log loss. Rows that all happen to
+# be predicted well move the scale less against Cauchy's prior than against a normal one, while the
+# many rows of a text still move it.
 TEMPER = LogPrior(1.0, 0.4)
 Priors = tuple[LogPrior, ...]
 

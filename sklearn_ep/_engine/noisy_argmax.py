@@ -15,16 +15,17 @@ from .gaussian import ImproperPosterior, normal_hazard
 from .likelihoods import Factor, LabelNoise, Logit, Probit
 
 _NEWTON_STEPS = 25
-# Chances below which digits are lost.
+# Probabilities below which double precision loses digits.
 _TINY = 1e-280
 # Entries (rows x nodes x classes) that are held at once: temporary arrays stay in the caches.
 _ENTRIES = 1 << 15
-# Log chances below which nodes that serve all classes may not reach one of them.
+# Log probability of a class below which nodes that all classes share may miss it.
 _LEAST_LOG = -500.0
-# Share of the nodes that rounding up to few numbers of them gives on top, where it does not.
+# Factor on the number of shared nodes. Nodes of one class have it by rounding up to `counts`.
 _SPARE = 1.25
-# Mean variance of latent values from which on sites of a softmax are left as the regressions have
-# them: they are right to 2 % at 10 and to less beyond, where the factor is lost in rounding.
+# Mean variance of latent values from which on `_matched` leaves the slopes of a softmax as they
+# are. They are right to 2 % at 10, and to less beyond, where rounding hides the factor that
+# corrects.
 _WIDE, _BISECTIONS = 10.0, 12
 # Least variance of the noise that such a site stands for; .65 is the least without rounding.
 _LEAST_NOISE = 0.5
@@ -43,7 +44,8 @@ class Trapezoid(NamedTuple):
     counts: np.ndarray
 
 
-# Right to 1e-12, and to 1e-6 as a rule, 5e-4 at worst: what a tolerance of 1e-3 leaves open.
+# Errors of the first are 1e-12. Those of the second are 1e-6 as a rule and 5e-4 at worst, less than
+# a tolerance of 1e-3.
 _FINE = Trapezoid(28.0, 0.9, np.array([24, 36, 54, 80, 160, 400, 1200]))
 _COARSE = Trapezoid(20.0, 1.5, np.array([10, 13, 16, 20, 25, 32, 42, 54, 80, 160, 400, 1200]))
 

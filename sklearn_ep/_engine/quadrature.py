@@ -1,4 +1,4 @@
-"""One-dimensional expectations under N(mean, var): the one home of everything logistic.
+"""One-dimensional expectations under N(mean, var), of the logistic function above all.
 
 The logistic distribution function is a scale mixture of normal ones,
 

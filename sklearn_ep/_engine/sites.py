@@ -2,7 +2,7 @@
 
 Site i is exp(shift_i f - precision_i f^2 / 2). With sample weights a row stands for `weight` tied
 copies: the cavity removes one copy, the posterior counts the site `weight` times. A row is left
-out with all its copies, which would foretell it otherwise.
+out with all its copies, since one that stays would predict it.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# What is one copy of a row of so many: all of less.
+# One copy of a row of weight w; all of the row where w is below one.
 one_copy = partial(np.minimum, 1.0)
 
 

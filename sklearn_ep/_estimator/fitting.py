@@ -20,9 +20,10 @@ from .checks import numerical_cause
 def fit_method(method: Method) -> Method:
     """Make a method a fit: one that leaves the estimator as it was when it raises.
 
-    A posterior that has no Cholesky factor in double precision, whatever the steps, other failures
-    of linear algebra, or numbers beyond its range become a ValueError that names what the data have
-    to do with it. Goes outside `with_callbacks`, whose clean-up has to see the state of the fit.
+    Three failures become a ValueError that names their cause in the data: a posterior without a
+    Cholesky factor in double precision, other failures of linear algebra, and numbers beyond the
+    range of double precision. This decorator goes outside `with_callbacks`, whose clean-up has to
+    see the state of the fit.
     """
 
     @functools.wraps(method)
@@ -44,7 +45,7 @@ def fit_method(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
-# Why a run ended, and what to do where only the run itself can be blamed.
+# Why a run ended, and what to do unless iterations ran out.
 _WHY = {
     "max_iter": "iterations ran out",
     "stuck": "no further step was possible",

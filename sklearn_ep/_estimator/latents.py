@@ -1,7 +1,8 @@
 """What latent values say of labels: of one problem, of one a class, or of all classes jointly.
 
-Intervals of class probabilities are what the posterior of latent values leaves open of them. A
-posterior at rows is a mixture of normal distributions, one a node of hyperparameters.
+The interval of a class probability has the quantiles that the link gives to the posterior of the
+latent values. This posterior is a mixture of normal distributions, one for each node of
+hyperparameters.
 """
 
 from typing import NamedTuple

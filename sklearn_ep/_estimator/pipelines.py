@@ -1,4 +1,4 @@
-"""The last step of a pipeline, where what was learned is, in columns that the steps before made."""
+"""The last step of a pipeline holds what was learned, in the columns that earlier steps made."""
 
 import numpy as np
 from sklearn.pipeline import Pipeline

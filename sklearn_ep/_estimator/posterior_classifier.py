@@ -210,6 +210,11 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         -------
         proba : ndarray of shape (n_samples, n, n_classes)
             One latent function a draw, jointly over all rows.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         X = self._check_new(X)
         rng = checked_draws(self, n_samples, random_state)

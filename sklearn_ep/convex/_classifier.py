@@ -79,7 +79,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         and in a stream without a `fit` before it, "learn" is a variance of 1.
     calibration : {"loo", None}, default="loo"
         "loo" scales mean and variance of the linear predictor by `slope_` and `temper_`, chosen so
-        that each row is predicted best from the others (see Notes). It matters where one prior
+        that rows are predicted best from the others (see Notes). It matters where one prior
         variance for all columns is wrong: on text it lowers the log loss by a third. Coefficients
         are not scaled. None leaves predictions as the posterior has them. Not available for
         streams.
@@ -108,8 +108,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     prior_groups : array-like of shape (n_features,), default=None
         Labels of groups of columns. Each group learns a factor of its own, which maximises the
         bound. Averages are over a common factor of all groups, with proportions at the mode.
-        `log_evidence_` takes these as known. With a half-Cauchy prior for each of two groups it is
-        .5 nats lower where both matter, and 1.4 to 1.7 where one does not. Gaussian prior only.
+        `log_evidence_` takes the proportions as known. Integrated under a half-Cauchy prior for
+        each of two groups it would be .5 nats lower where both matter, and 1.4 to 1.7 lower where
+        one does not. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
@@ -123,10 +124,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         published choice, kept for comparison. It finds the directions of least variance first. On
         text and other data with many columns it keeps a few per cent of the variance, so that the
         fit becomes the posterior mode. "auto" takes "exact" for dense X up to 4000 rows or columns
-        (columns for a Laplace prior), "calibrated" beyond. For sparse X it takes the one of the two
-        that costs less by a formula of rows, columns and entries: texts of 20,000 words have
-        "exact" up to 400 rows, or with a given scale of the prior up to 850. Log losses of both are
-        .0016 apart in the mean of 24 fits.
+        (columns for a Laplace prior), "calibrated" beyond. For sparse X it takes the cheaper of the
+        two by a formula of rows, columns and entries. Texts of 20,000 words have "exact" up to some
+        400 rows, or with a given scale of the prior up to some 800. Log losses of both are .0016
+        apart in the mean of 24 fits.
     n_variance_samples : int, default=8
         Samples of "monte_carlo", and systems solved for "calibrated", which takes two a draw; 16 if
         columns are strongly correlated. "lanczos" takes 16 steps for each.
@@ -508,6 +509,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         ValueError
             If a parameter or the batch is not usable, a label is new, or there are more than 2,000
             coefficients and no `stream_rank`; the estimator is then as it was before.
+        AttributeError
+            If `prior` is not "gaussian": the method is then not there.
 
         Notes
         -----
@@ -618,6 +621,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         coef : ndarray of shape (n_samples, n_features [+ 1])
             With the intercept last if there is one; (n_classes, n_samples, ...) for more than two
             classes. O(d^2) a draw with exact variances, one solve by conjugate gradients otherwise.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         rng = checked_draws(self, n_samples, random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
@@ -707,7 +715,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Raises
         ------
         ValueError
-            If a label was not seen in fit.
+            If a label was not seen in fit, or several classes jointly have sampled variances.
 
         Notes
         -----

@@ -116,9 +116,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
-        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, for up to eight
-        classes with ``kernel=None`` up to 1000. It is sparse beyond, and where `inducing_points`,
-        `batch_size`, an averaged site or an optimizer of the sparse method are given.
+        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows; up to 1000 for at
+        most eight classes (1600 classes times points) with ``kernel=None`` and
+        ``hyperparameters="auto"``. It is sparse beyond, and where `inducing_points`, `batch_size`,
+        an averaged site or an optimizer of the sparse method are given.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
@@ -209,24 +210,28 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
         classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
-        "mode" predicts with the kernel of the largest evidence. "integrate" averages over variance
-        and length of the kernel by their posterior, and over the ratios of the lengths where it has
-        several: probabilities then allow for a kernel that is not known. For latent values at 40
-        rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages for
-        dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each of 2
-        to 500 columns, as free to differ as the evidence says. This lowers the log loss from .440
-        to .319 on 200 rows of splice, and from .208 to .146 on 250 of image segments. With six
-        classes jointly (300 rows) it falls from .686 to .565. It is "mode" otherwise, where the
-        evidence is sharp: with more rows, and of several classes jointly under one length. Through
-        inducing points it is the mode, up to 1000 rows with a prior of the lengths. For two classes
-        with ``kernel=None``, up to 500 rows and seven rows a point, it is the dense average; of
-        points that are told to move up to 800 (see Notes). With more than 1000 rows (of more than
-        eight classes above 2000), where a step rule learns, it gives ``kernel=None`` a length for
-        each of 2 to 500 columns under that prior. With up to eight classes it starts from the
-        average over 800 of the rows. The log loss of 1200 rows falls from .269 to .141 on splice,
-        and from .089 to .060 on image segments. "integrate" averages over the kernel with the
-        points where the mode put them: 90 % intervals at 60 rows cover .92. Averages need a
+        Whether predictions allow for a kernel that is not known. "mode" predicts with the kernel of
+        the largest evidence. "integrate" averages over variance and length of the kernel by their
+        posterior, and over the ratios of the lengths where it has several. Through inducing points
+        it averages over the kernel with the points where the mode put them. Averages need a
         constant times RBF or Matern; a UserWarning names settings that allow the mode only.
+
+        "auto" averages for dense fits to at most 1000 rows, and then gives ``kernel=None`` a length
+        scale for each of 2 to 500 columns, as free to differ as the evidence says. It is "mode"
+        with more rows, where the evidence is sharp, for several classes jointly under one length,
+        and through inducing points. There fits of up to 1000 rows have a prior of the lengths, and
+        two rules hold with ``kernel=None``. Two classes of up to 500 rows, at most seven a point,
+        have the dense average; up to 800 rows if points are told to move (see Notes). With more
+        than 1000 rows (of more than eight classes above 2000), where a step rule learns, each of 2
+        to 500 columns has a length under that prior. With up to eight classes learning then starts
+        from the average over 800 of the rows.
+
+        Of latent values at 40 rows, 90 % intervals cover .65 with the mode and .90 with the
+        average. At 60 rows through 30 points the average covers .92. Lengths for each column lower
+        the log loss on 200 rows of splice from .422 to .297, and on 250 rows of image segments from
+        .208 to .130. With six classes jointly (300 rows) it falls from .695 to .573. Through
+        inducing points that of 1200 rows falls from .269 to .141 on splice, and from .089 to .060
+        on image segments.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -241,30 +246,32 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     classes_ : ndarray of shape (n_classes,)
         Class labels.
     kernel_ : Kernel
-        Kernel with the learned parameters, after an average the weighted means of their logs. For
-        more than two classes a CompoundKernel if dense; the sparse method learns one kernel for all
-        classes.
+        Kernel with the learned parameters, after an average the weighted means of their logs. A
+        CompoundKernel for the dense method with one class against the rest; otherwise all classes
+        share one kernel.
     hyperparameters_used_ : {"integrate", "mode"}
         What was done with the hyperparameters.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
         Nodes of the average: logs of the variance and of the geometric mean of the lengths, as far
-        as they are learned. With the mode one node; all parameters of other kernels. This and the
-        next four are lists with an entry a class where each has a kernel of its own.
+        as they are learned; one node with the mode. Of kernels that are not averaged over it has
+        all parameters. Where each class has a kernel of its own this is a list with an entry a
+        class, as are the weights, `hyper_theta_` and `hyper_anisotropy_`.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Their weights, positive, of sum one.
     hyper_names_ : tuple of str
-        What `hyper_nodes_` holds: "log_variance", "log_length_scale".
+        What `hyper_nodes_` holds: "log_variance" and "log_length_scale", or of other kernels names
+        such as "log_k2__alpha".
     hyper_theta_ : ndarray of shape (M, p), or list of them
         All kernel parameters of the nodes, as in ``kernel_.theta``.
     hyper_anisotropy_ : ndarray of shape (M,), or list of them
-        Prior standard deviation of the log lengths about their mean at each node, 0 where they are
-        equal.
+        Prior standard deviation of the log lengths about their mean at each node: 0 where they are
+        equal, infinite for several lengths at the mode, nan for other kernels.
     effective_lengths_ : float or ndarray of shape (n_classes,)
         How many ratios of lengths the rows tell, at most d - 1 and 0 where lengths are equal: the
         trace of H (H + I / s^2)^-1 for the expected curvature H of the log evidence in the log
         lengths less their mean, in the mean over s. The labels of all rows have chosen them, so
-        that the sum of the logs of `loo_proba_` is too good by about two nats each. Of averages
-        over several lengths only, else 0; absent with the mode.
+        that the sum of the logs of `loo_proba_` is too good by about two nats each. Absent with the
+        mode.
     log_evidence_ : float
         EP approximation of log p(y), summed over the binary problems; of an average that of the
         integral over the hyperparameters under their priors.
@@ -328,19 +335,22 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     where columns have lengths of their own. The prior of the length is log-normal about the root of
     the total variance of the columns, with standard deviation 1. With more than two classes jointly
     the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
-    hundreds predict best. Nodes are a grid about the mode [4]_, 10 to 20 of them, each two or
-    three sweeps from the next, and from 300 rows on four about it. Where there are several lengths,
-    the deviations of their logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as
-    each other: each s has four nodes about its mode, weighed by importance sampling. Together they
-    have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
-    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
-    others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
-    on a third of the rows first. Only the s that is predicted to be best with all, and s = 0 are
-    then evaluated with all rows. With more than two classes jointly the grid is short, and from 150
-    rows on there are modes only. `decision_function` is the mean over all nodes, and `predict`
-    follows the mixed probabilities, so that at the boundary the two may differ. A fit takes 1 to 2
-    times as long as one with the mode of a common length. With lengths for each column it takes 1.3
-    to 3 times as long, more with more columns. Memory and predictions grow with the nodes.
+    hundreds predict best. Under one length nodes are a grid about the mode [4]_, 10 to 20 of them,
+    each two or three sweeps from the next; from 300 rows on they are four.
+
+    Where there are several lengths, the deviations of their logs from the mean are N(0, s^2), with
+    s of 0, 0.5, 1 and 2 equally probable. Each s has four nodes about its mode, weighed by
+    importance sampling. Together they weigh the evidence of s times the volume of the deviations.
+    Equal lengths (s = 0) weigh 0.2 at least; where they weigh no more, their mode is their only
+    node. Below 100 rows equal lengths have a grid, and the nodes of the others take its covariance
+    and equal weights. From 300 rows on each s has its mode alone, found on a third of the rows
+    first. With all rows only equal lengths and the s that is predicted to be best are evaluated.
+    With more than two classes jointly the grid is short, and from 150 rows on there are modes only.
+
+    `decision_function` is the mean over all nodes, and `predict` takes the class of the largest
+    mixed probability, so that at the boundary the two may differ. An average under one length takes
+    1 to 2 times as long as the mode. With lengths for each column it takes 1.3 to 4 times as long,
+    more with more columns. Memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
@@ -349,19 +359,19 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     the kernel and is no parameter.
 
     Of K classes jointly a sparse sweep costs some 3 K^2 m^2 flops a row, with or without the
-    gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 and 7 K m^2. Memory
-    is (K m)^2 numbers and 2 K a row. Partitions, minibatches and streams are those of two classes
-    [6]_. The gradient leaves out how the sites of more than two classes move, as that of the dense
-    method does. The kernel is not averaged over.
+    gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 a row, 7 K m^2 with
+    the gradient. Memory is (K m)^2 numbers and 2 K a row. Partitions, minibatches and streams work
+    as with two classes [6]_. The gradient leaves out how the sites of more than two classes move,
+    as that of the dense method does. The kernel is not averaged over.
 
     From 10,000 rows on the step rules begin with passes over a tenth, a quarter and half of the
-    rows, 40, 40 and 27 % of `max_iter` steps, which `history_` leaves out. The last 13.5 % are over
-    all rows. This is 2.5 times as fast as with all rows throughout. With up to eight classes
-    and ``kernel=None`` above 1000 rows learning starts from the heaviest node of the dense average
-    over about 800 distinct rows. The passes over shares of the rows are then fewer, by the share
-    of the rows that they see. Above 2000 rows passes are in single precision; sweeps at the learned
-    kernel are in double. Of several classes the passes fit each against the rest, and the sweeps
-    all jointly.
+    rows, but not fewer than 2000. They take 40, 40 and 27 % of `max_iter` steps, which `history_`
+    leaves out. The last 13.5 % are over all rows. This is 2.5 times as fast as with all rows
+    throughout. With up to eight classes and ``kernel=None`` above 1000 rows learning starts from
+    the heaviest node of the dense average over about 800 distinct rows. The passes over shares of
+    the rows are then fewer, by the share of the rows that they see. Above 2000 rows passes are in
+    single precision; sweeps at the learned kernel are in double. Of several classes the passes fit
+    each against the rest, and the sweeps all jointly.
 
     Points that move along the evidence of EP fit noise. By default the passes of the step rules
     therefore follow that of power EP with exponent .8, to first order in the variance that the
@@ -370,11 +380,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     ``hyperparameters="mode"`` learn by their own evidence.
 
     Two classes with up to 500 rows, at most seven a point, follow the dense average where the
-    optimizer is "auto". There the rows say more of the kernel than the points do. Its nodes keep
-    their weights, their sites and `log_evidence_`. Of all posteriors through the points theirs is
-    the nearest to the dense one [8]_, and the same where all rows are points. Over 64 sets of up to
-    500 rows the log loss is .007 above the dense one with 15 % of the rows as points, and .0007
-    with 40 %. It is .0016 below that of EP through the same points at the same kernels.
+    optimizer is "auto". There the rows say more of the kernel than the points do. The nodes of the
+    dense average keep their weights, their sites and `log_evidence_`. Of all posteriors through the
+    points theirs is the nearest to the dense one [8]_, and the same where all rows are points. Over
+    64 sets of up to 500 rows the log loss is .007 above the dense one with 15 % of the rows as
+    points, and .0007 with 40 %. It is .0016 below that of EP through the same points at the same
+    kernels.
 
     With ``learn_inducing=True`` this holds up to 800 rows. Points then move towards the dense
     posterior of the heaviest node, until a step gains less than .0003 of the bound on its evidence
@@ -389,11 +400,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     the prior.
 
     Where several classes are clean, their joint posterior is often wider than it should be. By
-    default predictions therefore count its variances by a factor, `variance_temper_`, at which rows
-    are well predicted from the others: a tempered posterior [7]_. It maximises what leave-one-out
-    log probabilities gain over a factor of one, less two standard errors over the rows: the kernel
-    was learned from the same rows. The log of the factor has a standard normal prior. The factor
-    holds for probabilities, their intervals and draws, and `loo_proba_`.
+    default predictions therefore multiply its variances by a factor, `variance_temper_`, at which
+    rows are well predicted from the others: a tempered posterior [7]_. The factor maximises the
+    gain in leave-one-out log probability over a factor of one. Two standard errors over the rows
+    are taken from this gain, since the kernel was learned from the same rows. The log of the factor
+    has a standard normal prior. The factor holds for probabilities, their intervals and draws, and
+    `loo_proba_`.
     `latent_mean_and_variance` and `latent_covariance` are those of the posterior, and so are
     predictions of two classes.
 

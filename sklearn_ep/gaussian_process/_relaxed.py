@@ -1,7 +1,6 @@
 """Gaussian-process classification when labels may be wrong."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -116,8 +115,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         ConvergenceWarning says so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
-        sparse beyond 1000 rows, beyond 2000 where nothing is averaged over, or where inducing
-        points are given.
+        sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
+        `n_inducing` or `inducing_points` are given.
     n_inducing : int or None, default=None
         Number of inducing points, chosen by k-means in units of the spread of each column. None
         stands for 400 up to 2000 rows and ever fewer for more, so that the cost does not fall: 100
@@ -182,17 +181,18 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Relative addition to the diagonal of the covariance of inducing points.
     warm_start : bool, default=False
         Start from the sites and hyperparameters of the last fit where the number of rows is the
-        same.
+        same, and their spread is within a factor of ten.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" has one latent function for each class under
         one kernel and one rate of wrong labels: the true class is the one with the largest noisy
         value, and a wrong label is any other with equal probability. "one_vs_rest" fits one binary
         problem a class, each with a kernel and a rate of its own. "auto" is joint for the dense
-        method unless ``rule="power"``. On 300 rows with .15 of the labels wrong the log loss is
-        then .20 for .23 with four classes, and .60 for .68 with ten. On iris, wine and three
-        classes it is alike. A fit takes 1 to 3 times as long. Through inducing points, where "auto"
-        is one_vs_rest, "joint" takes 100 of them and the mode; more than 4000 classes times
-        inducing points, and ``rule="power"``, are a ValueError.
+        method unless ``rule="power"`` or ``schedule="sequential"``. On 300 rows with .15 of the
+        labels wrong, four classes have a log loss of .20 jointly and of .23 one against the rest.
+        Ten classes have .60 and .68. On iris, wine and three generated classes both are alike. A
+        joint fit takes 1 to 3 times as long. Through inducing points, where "auto" is one_vs_rest,
+        "joint" takes 100 of them and the mode. More than 4000 classes times inducing points, and
+        ``rule="power"``, are a ValueError.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -200,14 +200,15 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being no
-        errors, for any number of rows in memory. "auto" expects about a quarter of wrong labels,
-        "integrate" a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated.
-        Of rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was
-        wrong, and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode
-        under half of the rows at .8 were wrong. The mean log loss of six sets without wrong labels
-        is .349 with the mode, .322 with "auto" and .311 with "integrate". With a fifth of the
-        labels wrong it is .451, .441 and .458. Averages need a constant times RBF or Matern; a
-        UserWarning names settings that allow the mode only.
+        errors, for any number of rows in memory. "auto" expects about a quarter of wrong labels by
+        a Beta(3, 9) prior of the rate, "integrate" a tenth by a Beta(1, 9) prior. `noise_proba_` is
+        calibrated where that share is wrong. Take rows whose `noise_proba_` is .5 to .65. With a
+        fifth of all labels wrong, .57 of these rows are wrong with "auto". With a tenth wrong it is
+        .60 with "integrate", but .37 with "auto". With the mode under half of the rows at .8 are
+        wrong. The mean log loss of six sets without wrong labels is .349 with the mode, .322 with
+        "auto" and .311 with "integrate". With a fifth of the labels wrong it is .451, .441 and
+        .458. Averages need a constant times RBF or Matern; a UserWarning names settings that allow
+        the mode only.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes, for the nodes of an average of
         two, or for the partitions of the rows.
@@ -234,8 +235,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyper_nodes_ : ndarray of shape (M, T), or list of them
         Nodes of the average at rates above zero: logs of the variance and of the geometric mean of
         the lengths, and the logit of the rate, as far as they are learned. One node with the mode,
-        and where these rates have less than two per cent of the probability.
-        This and the next four are lists with an entry a class for one against the rest.
+        and where these rates have less than two per cent of the probability. For one class against
+        the rest this is a list with an entry a class, as are the weights, `hyper_theta_` and
+        `hyper_anisotropy_`.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Their weights, positive, of sum one.
     hyper_names_ : tuple of str
@@ -366,7 +368,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         n_inducing: int | None = None,
         inducing_points: ArrayLike | None = None,
         n_partitions: int | None = None,
-        learn_inducing: bool | str = False,
+        learn_inducing: bool = False,
         rule: str = "relaxed",
         relaxation: float = 0.2,
         cost: str = "mass",
@@ -374,7 +376,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         label_noise: float | str = "learn",
         no_errors: float = 0.05,
         latent_noise: float = 1.0,
-        optimizer: str | Callable[..., Any] | None = "fmin_l_bfgs_b",
+        optimizer: str | None = "fmin_l_bfgs_b",
         n_restarts_optimizer: int = 0,
         freeze_after: int = 15,
         predict_clean: bool = True,

@@ -67,31 +67,32 @@ class HierarchicalEPLogistic(
         same for each, and the standard deviation also of the off-diagonal entries of the Cholesky
         factor of S. With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int, "auto" or "adaptive", default="auto"
-        Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
-        nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
-        checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
-        (1000 without), at most eight: few large partitions are as accurate as many small ones and
-        faster. With the engines that draw it is one for every 5000 rows, because their noise adds
-        up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
-        with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
-        stand-ins are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
-        and rows in memory, without checkpoint; `max_iter` and the history are those of a round.
+        Number of sites of partitioned EP, for one factor. "auto" fits all rows at once with
+        ``engine="ep"``, `schedule` and `damping` at their defaults, no checkpoint, and rows in
+        memory. Otherwise it is one for every 100 rows with groups (1000 without), at most eight:
+        few large partitions are as accurate as many small ones and faster. With the engines that
+        draw it is one for every 5000 rows, because their noise adds up over sites. It does not
+        depend on `n_jobs`, so neither does the result. "adaptive" begins with at most 50 parts and
+        carries out the advice of `diagnose`: parts whose tilted distribution is far from the
+        posterior are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
+        and rows in memory, without checkpoint. All rounds share `max_iter` and the history.
         With a list of factors a number asks for ``engine="messages"`` on that many parts of the
         rows, whose answer is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
-        "auto" is "ep", or "messages" for a list of factors with very many levels: where all factors
-        but the largest have more than 500 effects together, unless levels of one are nested in
-        another (9 rows of 10), and more than 4000 where they are.
+        "auto" is "ep", or "messages" for a list of factors with very many levels. The limit is 500
+        effects of all factors but the largest. It is 4000 where levels of one factor are nested in
+        another for nine rows of ten.
 
         "ep" is expectation propagation over all rows at once, given the scales. Where only the
         intercept varies in the largest factor, its groups of at most eight rows are integrated
-        exactly. All factors but the largest may have 4000 effects together. "messages" takes
-        factors of any size, a million rows in seconds: variances by messages along the rows and
-        along chains of nested levels, scales by the gradient of the evidence with a normal
-        posterior of their logarithms. It takes no `random_slopes`. It finds log tau up to 0.03 too
-        small where tau is above two and levels have three rows. It compares its variances with
-        exact ones at the end, and warns where they differ by more than 10 %. In partitions sums
-        over levels travel, never rows.
+        exactly. All factors but the largest may have 4000 effects together.
+
+        "messages" takes factors of any size, a million rows in seconds. Variances come from
+        messages along the rows and along chains of nested levels, scales from the gradient of the
+        evidence; their logarithms have a normal posterior. It takes no `random_slopes`. It finds
+        log tau up to 0.03 too small where tau is above two and levels have three rows. It compares
+        its variances with exact ones at the end, and warns where they differ by more than 10 %. In
+        partitions sums over levels travel, never rows.
 
         The other engines are for partitions of one factor. "laplace" stops at the mode of the
         marginal posterior. It is faster and less accurate: means are up to 1.2 posterior standard
@@ -99,30 +100,32 @@ class HierarchicalEPLogistic(
         weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
         the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
         in each partition, and is slower still. It needs the optional package nutpie, ``pip install
-        'sklearn-ep[nuts]'``. Both draw 800 times a partition; draws of "importance" that do not
-        serve for long are followed by twice as many.
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition. "importance" replaces draws
+        whose weights have become uneven by twice as many.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
         without the long left tail of tau that few or small groups leave. Elsewhere False takes the
-        star also where a grid would be affordable. "importance", "nuts" and "messages" go
-        without.
+        star also where a grid would be affordable. It has no effect for "importance", "nuts" and
+        "messages".
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         Whether the scales are averaged over or kept at their mode (in partitions at the posterior
         mean of theta). The average is over a grid for one or two scales where passes are cheap,
         and else over a star: the mode and two nodes along each axis, with a smooth density through
-        their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
-        a mode makes intervals too short where groups are few. The engines that draw know no mode.
+        their values and gradients. Quantiles and draws of tau come from this density. "auto"
+        averages, since a mode makes intervals too short where groups are few. "mode" has no
+        effect for the engines that draw.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
         it, and so the last digits, depend on their timing. For one factor, not in a list.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" is one softmax model. Every level of every
-        factor has an effect for each class, with one scale for all classes. "auto" is joint with
-        groups, and one against the rest without. Jointly classes may have 4000 coefficients and
-        effects together, and rows times classes may be 400,000; beyond, wrap the estimator in
-        ``sklearn.multiclass.OneVsRestClassifier``. For ``engine="ep"`` without partitions.
+        factor has an effect for each class, with one scale for all classes. It takes
+        ``engine="ep"`` and no partitions, 4000 coefficients and effects of all classes together,
+        and rows times classes of 400,000. "one_vs_rest" is for models without groups. "auto" is
+        joint with groups, and one against the rest without. For one against the rest with groups
+        wrap the estimator in ``sklearn.multiclass.OneVsRestClassifier``.
     power : float, default=1.0
         Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
         times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
@@ -140,9 +143,10 @@ class HierarchicalEPLogistic(
         standard deviations and no log standard deviation by more than this. The inner iterations
         use a tenth of it.
     warm_start : bool, default=False
-        Go on from the messages of the last fit. New groups become a site of their own. Without
-        partitions the scales are kept, and the sites of the rows where there are as many, or by
-        messages the values of levels. Fits of one class against the rest start anew.
+        Start from the last fit. With partitions it goes on from the last messages, and new groups
+        share one site. Without partitions it starts from the last scales, and from the last sites
+        of the rows where their number is the same; with ``engine="messages"`` from the last values
+        of levels. Fits of one class against the rest start anew.
     n_jobs : int or None, default=None
         Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
         Worth while where a sweep over one takes well above 50 ms.
@@ -198,7 +202,8 @@ class HierarchicalEPLogistic(
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
-        Nodes in theta of the posterior in use; one array a class for more than two classes.
+        Nodes in theta of the posterior in use. For one class against the rest this and the weights
+        are lists, with an entry a class.
     hyper_weights_ : ndarray of shape (M,), or list of them
         Weights of the nodes, positive, with sum one.
     hyper_names_ : tuple of str
@@ -233,9 +238,10 @@ class HierarchicalEPLogistic(
 
     Notes
     -----
-    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta: 5 for one varying
-    coefficient, 45 for two (3 and 27 where the last log scale is known within 0.1), 2 T + 1 for
-    more. Local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
+    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta. These are 5 for one
+    varying coefficient, 45 for two, and 2 T + 1 for more. Where the last log scale is known within
+    0.1 they are 3 and 27. Local effects are eliminated group by group. A message has P (P + 3) / 2
+    numbers.
 
     Few partitions of few groups may have no fixed point with proper cavities, so that steps shrink
     to nothing. After three such steps the group scales are found by nodes in theta for all
@@ -256,7 +262,8 @@ class HierarchicalEPLogistic(
     the steps so far again. Draws then make the same approximation as `latent_covariance`.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
-    `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
+    `n_cut_steps_` are of partitions: a fit to a list of factors, by messages or of several classes
+    jointly has none. For one class against the rest those between have the class as first axis.
 
     References
     ----------
@@ -451,7 +458,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. Unseen and missing labels are new
             groups, whose effect is integrated over the population.
         kind : {"conditional", "population"}, default="conditional"
@@ -480,14 +487,14 @@ class HierarchicalEPLogistic(
             Rows.
         X2 : array-like of shape (n2, d), default=None
             Rows; None stands for X1.
-        groups1, groups2 : array-like of shape (n1,) and (n2,), default=None
+        groups1, groups2 : array-like of shape (n1,) and (n2,), or (n1, F) and (n2, F), default=None
             Group labels, where they are not a column of X. Rows with one unseen label share its
             effect; rows without label do not.
 
         Returns
         -------
         covariance : ndarray of shape (n1, n2), or (n_classes, n1, n2)
-            One matrix a one-versus-rest problem for more than two classes.
+            One matrix a class for more than two classes.
         """
         pairs = _prediction.row_pairs(self, X1, X2, groups1, groups2)
         return fitting.one_or_stack([p.covariance(*pairs) for p in self._posteriors])
@@ -501,7 +508,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -525,8 +532,10 @@ class HierarchicalEPLogistic(
         -------
         links : list of Factor
             The logit, for two classes once, otherwise once a class. ``log_prob(1, f)`` is the log
-            probability of the second class (of this class) at a latent value f, and
-            ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
+            probability of the second class (of this class) at a latent value f.
+            ``tilted(1, mean, variance)`` has the log of its average over a normal latent value. For
+            several classes jointly these are binary approximations of the softmax; probabilities do
+            not come from them.
         """
         check_is_fitted(self)
         return links_of(self._posteriors)
@@ -540,7 +549,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -562,7 +571,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. Unseen and missing labels are new
             groups, whose effect is integrated over the population.
         kind : {"conditional", "population"}, default="conditional"
@@ -586,7 +595,7 @@ class HierarchicalEPLogistic(
             Rows to predict.
         level : float, default=0.9
             Probability in (0, 1) that an interval covers the probability of its class.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X. The interval of an unseen label is as
             wide as the population of groups.
         kind : {"conditional", "population"}, default="conditional"
@@ -613,7 +622,7 @@ class HierarchicalEPLogistic(
         ----------
         X : array-like of shape (n, d)
             Rows to predict.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
         kind : {"conditional", "population"}, default="conditional"
             "population" takes every row as one of a new group.
@@ -643,7 +652,7 @@ class HierarchicalEPLogistic(
             True classes.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
 
         Returns
@@ -666,13 +675,18 @@ class HierarchicalEPLogistic(
             Number of draws.
         random_state : int, RandomState instance or None, default=None
             Seed of the draws.
-        groups : array-like of shape (n,), default=None
+        groups : array-like of shape (n,) or (n, F), default=None
             Group labels, where they are not a column of X.
 
         Returns
         -------
         proba : ndarray of shape (n_samples, n, n_classes)
             Coefficients and group effects of one draw are the same for all rows.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         rows = _prediction.new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
@@ -693,9 +707,15 @@ class HierarchicalEPLogistic(
         -------
         draws : Bunch
             coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
-            (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
-            a list of factors group_effects is a list. With more than two classes each array has
-            the class as its second axis. ``engine="messages"`` solves a linear system a draw.
+            (n_samples, J, q): entry s of each is part of one draw of the whole posterior. With a
+            list of factors group_effects is a list. With more than two classes each array has the
+            class as its second axis, but for tau of a joint model, whose classes share it.
+            ``engine="messages"`` solves a linear system a draw.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

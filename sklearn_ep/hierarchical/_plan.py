@@ -295,9 +295,9 @@ def _is_joint(est, engine, parted, columns, rows):
     if engine == "ep" and not (parted and columns.factors):
         reason = why_not_joint(len(est.classes_), rows[0], rows[1], rows[2], est.power)
     if reason and est.multi_class == "joint":
-        raise ValueError(
-            f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
-        )
+        apart = "wrap the estimator in sklearn.multiclass.OneVsRestClassifier"
+        instead = f"{apart} with group_column" if columns.factors else "give 'one_vs_rest'"
+        raise ValueError(f"multi_class='joint' is not possible: {reason}; {instead}.")
     if reason:
         check_binary(est, reason)
     return not reason

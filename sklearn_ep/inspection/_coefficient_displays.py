@@ -78,7 +78,7 @@ class InclusionDisplay(drawing.Display):
         ax: Any = None,
         **kwargs: Any,
     ) -> Self:
-        """Draw the inclusion probabilities of a fitted regressor.
+        """Draw the inclusion probabilities of a fitted sparse model.
 
         Parameters
         ----------
@@ -99,6 +99,11 @@ class InclusionDisplay(drawing.Display):
         -------
         display : InclusionDisplay
             The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If `threshold` is not in [0, 1], or `level` not in (0, 1).
         """
         check_number("threshold", threshold, 0, 1)
         models = "SpikeSlabRegressor or SpikeSlabClassifier"

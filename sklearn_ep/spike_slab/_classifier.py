@@ -38,7 +38,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         How the two above are treated where they are not given. "integrate" averages over them, by a
-        grid of some 10 to 16 fits. Their priors are those of `SpikeSlabRegressor` with a noise
+        grid of some 10 to 24 fits. Their priors are those of `SpikeSlabRegressor` with a noise
         variance of one: r = slab variance times the mean square of the columns has the density (1 +
         r)^(-3/2) / 2, the inclusion Beta(1, sqrt(d)). "mode" takes those of largest evidence times
         prior, in a third of the time. "auto" is "integrate" up to two million entries of X, since

@@ -201,9 +201,9 @@ class SpikeSlabRegressor(
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns
     are centred, and every iteration works with all of them. Learning the hyperparameters takes some
-    60 to 150 iterations where signals are clear, some hundreds where they are not; integration 10
-    to 45 fits of 2 to 20 iterations each. Predictions and their memory then cost as much as those
-    of `hyper_weights_.size` posteriors.
+    60 to 150 iterations where signals are clear, some hundreds where they are not. Integration
+    takes up to 35 fits of 2 to 20 iterations each. Predictions and their memory then cost as much
+    as those of `hyper_weights_.size` posteriors.
 
     Means, standard deviations, covariances and draws come from Gaussian posteriors. Intervals allow
     for coefficients that are zero: they are quantiles of a distribution that is zero with

@@ -39,6 +39,11 @@ class FeatureSupport(SavedEstimator):
         -------
         mask : ndarray of bool of shape (d,)
             True for the features in the model.
+
+        Raises
+        ------
+        ValueError
+            If `threshold` is not in [0, 1], or `fdr` not in (0, 1).
         """
         check_is_fitted(self)
         check_number("threshold", threshold, 0, 1)
@@ -71,6 +76,11 @@ class FeatureSupport(SavedEstimator):
             n O(n d). Exact zeros cost O(n^2 d) one to twenty times more for each node with d > n:
             columns of least inclusion are drawn in blocks of an eighth of the expected model, until
             no more columns than rows are left.
+
+        Raises
+        ------
+        ValueError
+            If `n_samples` is less than one.
 
         Notes
         -----

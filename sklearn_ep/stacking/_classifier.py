@@ -113,15 +113,15 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Parameters
     ----------
     estimators : list of (str, classifier), default=None
-        Parts with their names. Without `cv` each needs `loo_proba_` after `fit`, as the classifiers
-        of this package have it; a pipeline uses its last step. None is
-        `EPGaussianProcessClassifier`, `ConvexVariationalLogistic`, and a forest of randomised trees
-        with out-of-bag probabilities. Up to 500 columns there are two more: an additive model,
-        which is the linear one of cubic splines of the columns, and boosted trees, three ensembles
-        that lack a third of the rows each. The Gaussian process has an intercept here, and a linear
-        term beyond 500 columns of fewer than 500 rows. On most data one of the five is near the
-        best. Where X is sparse it is the linear model alone, and where it is a frame of categories
-        there is no additive one.
+        Parts with their names. Without `cv` each needs `loo_proba_` after `fit`, which all
+        classifiers of this package but `HierarchicalEPLogistic` have; a pipeline uses its last
+        step. None is `EPGaussianProcessClassifier`, `ConvexVariationalLogistic`, and a forest of
+        randomised trees with out-of-bag probabilities. Up to 500 columns there are two more: an
+        additive model, which is the linear one of cubic splines of the columns, and boosted trees,
+        three ensembles that lack a third of the rows each. The Gaussian process has an intercept
+        here, and a linear term beyond 500 columns of fewer than 500 rows. On most data one of the
+        five is near the best. Where X is sparse it is the linear model alone, and where it is a
+        frame of categories there is no additive one.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
         `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs
@@ -158,13 +158,6 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     feature_names_in_ : ndarray of str of shape (d,)
         Names of the columns, where X had them and the first part keeps them.
 
-    Raises
-    ------
-    ValueError
-        If a part has no `loo_proba_` and `cv` is None, if no row has one of every part, or a part
-        takes no `sample_weight` and there are some. If two parts share a name, or a part refuses
-        the data.
-
     See Also
     --------
     EPGaussianProcessClassifier : Non-linear part.
@@ -174,15 +167,16 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     -----
     Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
-    hyperparameters. The weights of the default parts allow for that: for each column 1/4 is taken
-    from the sum of log probabilities of the Gaussian process, and 1/10 from that of the additive
-    model. Of more than two classes it is twice as much.
+    hyperparameters. The weights of the default parts allow for that. From the sum of log
+    probabilities of the Gaussian process 2 is taken for each effective length
+    (`effective_lengths_`). From that of the additive model 1/10 is taken for each effective degree
+    of freedom (`effective_dof_`).
 
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
-    boosted tree sees two thirds. The rest of the rows tell what trees say of rows that they lack.
-    By that the slope of the log probabilities is learned, whose log is standard normal a priori,
-    and boosting ends where it gets no better. The Gaussian process of two classes and up to 2000
-    rows has a slope as well, from rows that are seen once, whose log is N(0, 0.35^2) a priori.
+    boosted tree sees two thirds. Trees predict the rows that they lack. From these predictions the
+    slope of their log probabilities is learned, whose log is standard normal a priori, and boosting
+    ends where it gets no better. The dense Gaussian process of two classes (up to 1000 rows) has a
+    slope as well, from rows that are seen once, whose log is N(0, 0.35^2) a priori.
 
     References
     ----------
@@ -272,6 +266,13 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         -------
         self : BayesianStackingClassifier
             The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            If `estimators` is empty, two parts share a name, or one is no classifier. If a part has
+            no `loo_proba_` and `cv` is None, or no row has one of every part. If a part takes no
+            `sample_weight` and there are some, or refuses the data.
         """
         if y is None:
             raise ValueError(

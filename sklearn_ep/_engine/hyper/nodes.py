@@ -35,32 +35,33 @@ from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
 Place = tuple[int, ...]
 
-_WIDEST = 10.0  # axis, where a curvature that was given is flat
-_LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
+_WIDEST = 10.0  # length of an axis along which a given curvature is flat
+_LOWER = 1.0  # nats by which a node may be below the normal distribution about the mode
 
 
 class _Lattices(NamedTuple):
     """How a lattice is laid about a mode: probabilities are then within .01 of exact ones."""
 
-    difference: float = 0.3  # step in each coordinate of the differences that give the Hessian
-    longest: float = 1.5  # axis, where the Hessian is flat or not definite
-    fitting: tuple = (0.35, 2.5)  # drop at the neighbours of the mode over that of a Gaussian
-    stretch: tuple = (0.4, 2.0)  # of an axis at once
-    stretches: int = 2
-    better: float = 1.0  # nats above the mode at which a node starts a new search
-    modes: int = 3
+    difference: float = 0.3  # step of the differences that give the Hessian, in each coordinate
+    longest: float = 1.5  # length of an axis along which the Hessian is flat or not definite
+    # range of the drop at the neighbours of the mode, over a Gaussian's, that needs no stretch
+    fitting: tuple = (0.35, 2.5)
+    stretch: tuple = (0.4, 2.0)  # range of the factor by which an axis is stretched at once
+    stretches: int = 2  # how often axes are stretched
+    better: float = 1.0  # nats above the mode from which a node starts a new search
+    modes: int = 3  # how many modes a lattice is laid about, each better than the last
 
 
 class _Stars(NamedTuple):
     """How a star is laid about a mode, and its surrogate checked."""
 
-    fit: tuple = (0.6, 1.7)  # variances along the axes within which it need not be laid anew
-    tail: float = 0.8  # of a Gaussian's slope: below it at the end of an axis the tail is long
-    depth: float = 4.0  # log density below the mode at which a long tail is not followed further
+    fit: tuple = (0.6, 1.7)  # range of the variances along the axes that needs no second star
+    tail: float = 0.8  # share of a Gaussian's slope at the end of an axis: below it, a long tail
+    depth: float = 4.0  # nats below the mode at which a long tail is followed no further
     most: int = 4  # nodes on a side of an axis
     checks: int = 2  # points of the surrogate, and of its tails, for each coordinate in a round
-    tempered: float = 0.4  # power of the surrogate from which those of its tails are
-    agrees: float = 0.9  # effective share of these points from which the surrogate is right
+    tempered: float = 0.4  # power of the surrogate from which points of its tails are drawn
+    agrees: float = 0.9  # effective share of the points from which the surrogate counts as right
 
 
 _LATTICE, _STAR = _Lattices(), _Stars()
@@ -74,7 +75,7 @@ class Spacing(NamedTuple):
     most: int
 
 
-# Against exact posteriors by enumeration and importance sampling: probabilities within .01.
+# Probabilities are then within .01 of exact ones, by enumeration and importance sampling.
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
@@ -165,12 +166,12 @@ class Nodes:
 class Average(NamedTuple):
     """Nodes with weights (M,) that sum to one, and the evidence they add up to.
 
-    foretold is the share of the mass that was foretold for places next to the nodes and not
+    foretold is the share of the mass that is predicted for places next to the nodes, which were not
     visited; n_evaluations counts those of the model. Where quantiles of phi were asked for, smooth
-    is the distribution between the nodes and axes are those along which they lie; agreement is the
-    effective share of points drawn from a star's surrogate when the model weighs them, None where
-    that was not looked at; n_without counts places within bounds where there was no posterior.
-    n_inner is the effective number of hyperparameters beyond phi that the nodes have at their mode.
+    is the distribution between the nodes, and the nodes lie along axes. agreement is the effective
+    share of points drawn from a star's surrogate when the model weighs them, None where none were
+    drawn. n_without counts places within bounds without a posterior. n_inner is the effective
+    number of hyperparameters beyond phi, which are at their mode at each node.
     """
 
     nodes: list[Node]
@@ -221,9 +222,10 @@ class Average(NamedTuple):
 def log_weights_without(weight: np.ndarray, log_own: np.ndarray, copies: Any) -> np.ndarray:
     """Return log weights (M, n) of nodes with weight (M,) when each row is left out.
 
-    A node that predicted a label has its weight from that row, too: p(phi_k | the others) is
-    proportional to weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). The first
-    of the copies (n,) foretells the others; of less than one that is the power.
+    The label of a row has its part in the weights: p(phi_k | the others) is proportional to
+    weight_k / p(y_i | the others, phi_k), whose logs are log_own (M, n). One factor is taken for
+    all copies (n,) of a row, since the first predicts the others; for less than one copy it has
+    that power.
     """
     log_weight = np.log(weight)[:, None] - one_copy(copies) * log_own
     return log_weight - np.logaddexp.reduce(log_weight, axis=0)
@@ -350,11 +352,11 @@ def sample_about(
 ) -> Average:
     """Return the `Average` over two nodes along each of T axes about a mode.
 
-    They have the mean and the covariance of the normal distribution with this curvature (T, T), and
-    the weights of importance sampling from it, or equal ones unless `weighed`: for a distribution
-    that is the posterior's own. A node that is more than one nat lower than that is drawn in
-    towards the mode, and a place out of bounds into them. Other parameters as for `integrate`; 2 T
-    evaluations, which need no gradients.
+    The nodes have the mean and the covariance of the normal distribution with this curvature (T,
+    T). Their weights are those of importance sampling from it; unless `weighed` they are equal,
+    which is right where the posterior is that distribution. A node that is more than one nat below
+    it moves towards the mode, and a place out of bounds moves to the bound. Other parameters are as
+    for `integrate`; 2 T evaluations, which need no gradients.
     """
     t = len(mode.phi)
     values, vectors = eigen_curvature(curvature, _WIDEST**-2)
@@ -565,9 +567,9 @@ def star_about(
     """Return the `Average` over a mode and nodes on both sides of it along each axis.
 
     cov (T, T) is about the covariance of phi, flattest the least curvature that counts. Where the
-    surrogate's variances along the axes are far from one the star is laid anew, by what the first
-    one tells. In each of the `rounds` the model is then asked at points of the surrogate and of its
-    tails, which corrects it, until both agree.
+    surrogate's variances along the axes are far from one, a second star takes the covariance of the
+    first. In each of the `rounds` the model is then evaluated at points of the surrogate and of its
+    tails, which corrects the surrogate, until both agree.
     """
     values, vectors = eigen_curvature(np.linalg.inv(cov), flattest)
     # symmetric, so that the order of coordinates does not matter, and near the coordinates
@@ -627,9 +629,9 @@ def _step_out(
 
 
 def _corrected(visits: Visits, star: Star) -> float:
-    """Ask the model at points of a surrogate and of its tails; return how near it was.
+    """Evaluate the model at points of a surrogate and of its tails; return how near it was.
 
-    That is the effective share of the points of the surrogate when the model weighs them.
+    This is the effective share of the points of the surrogate when the model weighs them.
     """
     n = _STAR.checks * len(star.slope)
     typical = star.typical(n)

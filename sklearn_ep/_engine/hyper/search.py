@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
 _MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25
-# Evaluations in turn without a gain that counts, after which a search near the top or by inexact
-# gradients ends: it would begin again and again from points that differ by the noise.
+# Successive evaluations without a gain that counts after which a search ends, near the top or by
+# inexact gradients: it would start again and again from points that differ by noise.
 PATIENCE = 8
 # What the status of scipy's search means; any other is a line search that found nothing better.
 _REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
@@ -42,9 +42,9 @@ class Accuracy(NamedTuple):
     the choice does not hang on rounding errors.
 
     Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
-    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
-    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
-    near the mode may leave in nats, at first a thirtieth of a posterior sd.
+    1e-3. Where evaluations are noisy, or the gradient is not exact, a longer line search finds
+    nothing either. `gain` is what a search from near the mode may leave in nats; the default is
+    about a thirtieth of a posterior sd.
     """
 
     ftol: float = 1e-6
@@ -210,11 +210,10 @@ def minimise_where_finite(
     `value` and `payload`; the search ends where it returns True.
 
     It has converged where a step lowers the value by less than the share `ftol` of the `Accuracy`,
-    or at `gtol` for the largest entry of the projected gradient. It has so, too, where a line
-    search finds nothing better and a step as long as the last one would by the gradient gain less
-    than `ftol` asks or than `negligible`, in units of the value: what is left is beyond the
-    accuracy of the values, or of no interest; with a gradient that is not exact so is all that a
-    line search does not find. Nor is there anything to find where no value was worse by as much.
+    or at `gtol` for the largest entry of the projected gradient. Where a line search finds nothing
+    better, "little" is what `ftol` asks or `negligible`, in units of the value. The search has then
+    converged if all values were within little of the best. After a step it has also converged if
+    another one as long would gain little by the gradient, or if the gradient is not exact.
     """
     search = _BoxSearch(objective, x, bounds, accuracy, negligible, ended)
     while search.reason is None:
@@ -239,8 +238,8 @@ def minimise_where_finite(
 class Summit(NamedTuple):
     """Outcome of `ascend`: the best `Node`, why it ended, its steps, the gain still in reach.
 
-    `gradient` is the largest entry of what does not only point out of the bounds, `curvature` what
-    is known of minus the Hessian (p, p).
+    `gradient` is its largest entry, those that point out of the bounds left out; `curvature` is
+    what is known of minus the Hessian (p, p).
     """
 
     node: Node
@@ -251,10 +250,10 @@ class Summit(NamedTuple):
     curvature: np.ndarray
 
 
-# Log density that a step may lose and be taken: what inexact values are off by.
+# Log density that a step may lose and still be taken: the error of inexact values.
 _LEVEL = 1e-3
-# Longest step in a coordinate, what is left of one that led down, how the next one may be longer
-# again, and how often that happens in turn before there is nothing to find.
+# Longest step in a coordinate. Share of a step that is left where it led down, and factor by which
+# the next may be longer where it led up. Steps down in succession after which the search is stuck.
 _LONGEST, _SHARE, _LONGER, _MOST_FAILURES = 2.0, 0.3, 2.0, 6
 
 
@@ -276,17 +275,16 @@ def ascend(
 
     `evaluate` gives the `Node` at x (p,) from the best one so far, at first `near`, which may be of
     another density; None is returned if the first point has none. `curvature` (p, p), positive
-    definite, is about the negative Hessian, and corrected by BFGS on the way. It has converged
-    where the quadratic model promises less than `gain` by a further step: in units of the value,
-    and so of the posterior, that the gradient alone does not know; or where `patience` evaluations
-    in turn gain nothing. `ended` is told of each node that a step led to and stops the search by
-    returning True. Coordinates at a bound (p, 2) that want to leave it stay; the first step is no
-    longer than `longest` in any of them, and after each that is taken the next may be twice as
-    long.
+    definite, is about the negative Hessian, and corrected by BFGS on the way. The search has
+    converged where the quadratic model promises less than `gain` by a further step, in units of the
+    value, or where `patience` successive evaluations gain nothing. `ended` is told of each node
+    that a step led to and stops the search by returning True. Coordinates at a bound (p, 2) that
+    want to leave it stay; the first step is no longer than `longest` in any of them, and after each
+    that is taken the next may be twice as long.
 
-    Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
-    them, None for exact ones. How the value rises on a step corrects it along that step, and after
-    one that led down the next is at most half as long.
+    Gradients may have an error that changes slowly: `lacking` (p,) is about what has to be added to
+    them, None for exact ones. The rise of the value over a step corrects `lacking` along that step.
+    After a step that led down the next is at most half as long.
     """
     start = evaluate(x, near)
     if start is None or not _finite(start):
@@ -413,11 +411,12 @@ def _missed(
     return (rise - gradient @ moved) / (along @ moved) * along
 
 
-# Of a mode that only says where nodes lie: from anywhere, and from near it.
+# For a mode that only says where nodes lie: a search from anywhere, and one from near it.
 _ROUGH = Accuracy(2.2204460492503131e-09, 0.1, 1.0, 6, exact_gradient=False, tie=0.0)
 TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
-# Gain that is not missed if no better step is found: odds of 1 %. It is for values that are coarser
-# than is asked: 61 searches on generated sets of 90 and 350 rows are the same with 0 and with .1.
+# Gain in nats, one per cent of the posterior density, below which a search that finds no better
+# step has converged. Where values are coarser than that: 61 searches on generated sets of 90 and
+# 350 rows are the same with 0 and with .1.
 _NEGLIGIBLE = 0.01
 
 
@@ -530,10 +529,10 @@ def search_from_rows(
 ) -> tuple[Nodes, Node, LearningEnd] | None:
     """Return the same, after the `Nodes` it is of, from the mode of some rows.
 
-    A few steps are left, each of which costs 1 / share^3 times as much as one of the `rows`, that
-    have a share of all. Their curvature is about that of some of the rows, by differences of
-    gradients, over the share. Gradients that are not exact lead on as long as a search finds a
-    gain, or fails to so often as it is `patient`, if more than once.
+    `rows` are a `share` of all. A few steps with all rows follow, each of which costs 1 / share^3
+    times as much. Their curvature starts as that of some of the rows, by differences of gradients,
+    over the share. With gradients that are not exact the search ends after about 2 `patient`
+    successive failures, or at the first one where `patient` is below one.
     """
     ends: dict[str, Any] = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
     if not exact_gradient:

@@ -24,9 +24,7 @@ class _Resolution(NamedTuple):
     """How finely distributions are resolved: their quantiles are then within .002 sd."""
 
     log2_points: int = 13  # of a distribution
-    wider: float = (
-        0.7  # power of the axes' densities that points are drawn from: none is then heavy
-    )
+    wider: float = 0.7  # power of the axes' densities from which points are drawn: none is heavy
     mesh: int = 400  # points of a density along an axis
     beyond: float = 4.0  # sd to which a star's surrogate goes on beyond its nodes
     pad: int = 3  # places around a lattice, so that a spline does not feel its border
