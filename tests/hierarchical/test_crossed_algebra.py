@@ -25,9 +25,10 @@ def crossed_model(n, levels, q, seed, D=3, spread=0.0):
     X = np.column_stack([rng.normal(size=(n, D - 1)), np.ones(n)])
     codes = [np.r_[np.arange(k), rng.integers(k, size=n - k)] for k in levels]
     designs = [np.column_stack([np.ones(n), X[:, : k - 1]]) for k in q]
+    level = rng.random(n)
     log_odds = X[:, 0] + rng.normal(size=levels[0])[codes[0]]
     log_odds += np.linspace(-spread, spread, levels[-1])[codes[-1]]
-    sign = np.where(rng.random(n) < expit(log_odds), 1.0, -1.0)
+    sign = np.where(level < expit(log_odds), 1.0, -1.0)
     T = sum(n_coordinates(k) for k in q)
     prior = NormalPrior(np.zeros(T), np.full(T, 1.5))
     plan = SimpleNamespace(
