@@ -166,7 +166,7 @@ def _filtered(sign, mean, cov, tau, u, log_weight):
         kept = V[i, i] - np.einsum("lgu,lgu->gu", h[:i], along**2)
         v = np.maximum(kept, np.finfo(float).eps * V[i, i])  # rounding, for rows that are equal
         s = sign[:, i, None]
-        row_z, row_g, h[i] = logistic_moments(s * m, v)
+        row_z, row_g, h[i] = logistic_moments(s * m, v, rough=True)
         log_z += row_z
         g[i] = s * row_g
         r[i, :i] = -np.einsum("lgu,lmgu->mgu", h[:i] * along, r[:i, :i])
