@@ -312,17 +312,16 @@ def _next(places, bounds):
     """Return the next log factor to look at, and how many nats it promises."""
     places = sorted(places)
     best = int(np.argmax([place.evidence for place in places]))
-    if len(places) > 2:
-        # where a parabola through three places is highest, if it has a top
-        centre = min(max(best, 1), len(places) - 2)
-        middle = places[centre]
-        ats, evidences, _ = np.array(places[centre - 1 : centre + 2]).T
+    if 0 < best < len(places) - 1:
+        # where a parabola through three places is highest
+        middle = places[best]
+        ats, evidences, _ = np.array(places[best - 1 : best + 2]).T
         bend, slope, _ = np.polyfit(ats - middle.at, evidences, 2)
-        move = -0.5 * slope / bend if bend < 0 else 0.0
-        at, gain = middle.at + move, 0.5 * slope * move - places[best].evidence + middle.evidence
-        if gain > 0 or best == centre:
-            at = float(np.clip(at, places[0].at - _FACTOR.longest, places[-1].at + _FACTOR.longest))
-            return float(np.clip(at, *bounds)), gain
+        move = -0.5 * slope / bend
+        return float(np.clip(middle.at + move, *bounds)), 0.5 * slope * move
+    # the best is the outermost place. A parabola through three that all rise has its top too early,
+    # since the evidence bends less the larger the variance. A concave function gains no more on a
+    # further step than by the slope between the last two places
     outwards = -1 if best == 0 else 1
     here, last = places[best], places[best - outwards]
     way = abs(here.at - last.at)

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 from plain_logistic import log_half_cauchy, plain_logistic
 from scipy.special import log_softmax
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_iris, make_blobs
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
@@ -99,6 +99,18 @@ def test_the_learned_prior_variance_is_at_the_top_of_evidence_times_prior():
     values = [e + log_half_cauchy(np.log(v), X) for e, v in zip(evidence, tried, strict=True)]
     assert values[1] >= max(values) - 0.02
     assert est.log_evidence_ == pytest.approx(evidence[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_search_for_the_prior_variance_does_not_end_where_the_evidence_rises(warm):
+    """Of separable classes it rises over five units of the log variance, and bends ever less."""
+    X, y = make_blobs(80, 4, centers=4, cluster_std=2.0, random_state=1)
+    X = StandardScaler().fit_transform(X)
+    est = ConvexVariationalLogistic(calibration=None, warm_start=True).fit(X, y)
+    v = (est.fit(X, y) if warm else est).prior_variance_
+    higher = ConvexVariationalLogistic(2.0 * v, calibration=None).fit(X, y)
+    prior = log_half_cauchy(np.log(2.0 * v), X) - log_half_cauchy(np.log(v), X)
+    assert higher.log_evidence_ + prior < est.log_evidence_ + 0.3
 
 
 def test_rows_left_out_calibrate():
