@@ -279,7 +279,7 @@ class JointEP:
         Whole steps need fewer sweeps with normal noise: on iris 39, where a share of .7 needs 129.
         `ahead` of an accelerated result that converged is the next state that it would propose.
         """
-        acceleration = Anderson(depth=4, mixing=mixing) if accelerate else None
+        acceleration = Anderson(depth=4, mixing=mixing, growth=2.0) if accelerate else None
         result = iterate(
             self.evaluate,
             x,
