@@ -27,7 +27,7 @@ import numpy as np
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
-from .._engine.hyper import Average, Node, Spacing, average_of, integrate
+from .._engine.hyper import Average, Node, Spacing, integrate
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture, logistic_moments
 from .._engine.sites import one_copy
@@ -332,6 +332,8 @@ class ExactFit:
 
     def __call__(self, phi, near):
         """Return the `Node` at phi (1,) from a neighbour; None where there is none."""
+        if near is not None and phi[0] == near.phi[0]:
+            return near
         last = self.first if near is None else near.payload.last()
         damping = self.limits.damping
         # where a start fails there is a careful one
@@ -341,50 +343,53 @@ class ExactFit:
             except ImproperPosterior:
                 continue
             if result.residual < _ROUGH["tol"]:
-                return self.node(phi[0], result)
+                return self.node(phi[0], result, near)
         return None
 
-    def node(self, phi, result):
-        """Return the `Node` of a result of the double loop at a log scale."""
+    def node(self, phi, result, near=None):
+        """Return the `Node` of a result of the double loop at a log scale, next to another one.
+
+        Its evidence is that of expectation propagation, and its slope that of the bound. What the
+        bound lacks changes as it does from the neighbour on.
+        """
         step, phi = result.evaluation.payload, float(phi)
         about = step.inner.u, step.prior, float(np.exp(phi)), step.system, step.dof
         slope = self.prior.evidence_slope(*about)
         of_scale = self.prior.of_scale
         gradient = np.array([slope + of_scale.slope(phi)])
+        lacking = self._lacking(step)
+        if near is not None:
+            there = near.log_evidence - near.payload.objective
+            gradient += (lacking - there) / (phi - near.phi)
         told = of_scale.log_density(phi), gradient, result.residual, step
-        return Node(np.array([phi]), step.objective, *told)
+        return Node(np.array([phi]), step.objective + lacking, *told)
+
+    def _lacking(self, step):
+        """Return what the bound lacks of the evidence of expectation propagation.
+
+        That is the sum over rows of log Z given the cavity, less the bound on it. What the bounds
+        of coefficients with sites of their own lack is not known.
+        """
+        if self.prior.n_sites:
+            return 0.0
+        sign, weight, mean, var = self.sites.sign, self.sites.weight, step.inner.s, step.var
+        copy = one_copy(weight)
+        left_mean, left_var = step.left_out(copy / weight)[:2]
+        log_z = logistic_moments(sign * left_mean, np.nan_to_num(left_var))[0]
+        share = var / left_var
+        divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
+        gap = log_z + logistic_mixture(-sign * mean, var)[1] + divergence
+        # of part of a copy it is about the square of the part
+        return float(np.where(np.isfinite(gap), gap, 0.0) @ (weight * copy))
 
     def average(self, phi, result, n_jobs, monitor):
         """Return the `Average` over the log scale about phi, where the result is."""
-        average = Average.alone(self.node(phi, result))
+        mode = self.node(phi, result)
         if result.reason == "asked":
-            return average
+            return Average.alone(mode)
         curvature = np.array([[self._curvature(phi, result.evaluation.payload)]])
-        bounds, mode = self.prior.of_scale.bounds()[None], average.heaviest
-        return self._weighed(integrate(self, mode, bounds, n_jobs, monitor, _SPACING, curvature))
-
-    def _weighed(self, average):
-        """Return the average by the evidence of expectation propagation.
-
-        Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
-        What the bounds of coefficients with sites of their own lack is not known.
-        """
-        log_mass = np.log(average.weight) + average.log_evidence
-        if self.prior.n_sites:
-            return average
-        steps, weight = [node.payload for node in average.nodes], self.sites.weight
-        each = [step.left_out(one_copy(weight) / weight) for step in steps]
-        mean, var = np.array([[step.inner.s, step.var] for step in steps]).swapaxes(0, 1)
-        left_mean, left_var = np.array([left[:2] for left in each]).swapaxes(0, 1)
-        log_z = logistic_moments(self.sites.sign * left_mean, np.nan_to_num(left_var))[0]
-        share = var / left_var
-        divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
-        gap = log_z + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
-        # of part of a copy it is about the square of the part
-        lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * one_copy(weight))
-        pairs = zip(average.nodes, lacking, strict=True)
-        nodes = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
-        return average_of(nodes, log_mass + lacking, average.foretold, average.n_evaluations)
+        bounds = self.prior.of_scale.bounds()[None]
+        return integrate(self, mode, bounds, n_jobs, monitor, _SPACING, curvature)
 
     def mean_scale(self, phi, given):
         """Return exp of the mean log scale phi: a number, or for groups one a feature.
