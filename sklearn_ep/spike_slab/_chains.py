@@ -35,7 +35,7 @@ class _Lengths(NamedTuple):
     entries: int = 2**15  # columns of all chains together: of half, a step of one costs twice
     chains: tuple = (8, 64)
     round: int = 100  # steps
-    work: float = 3.9e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    work: float = 3.9e7  # of all steps, as `ModelChains.work` counts it
     step: float = 4e4  # of this a step is at least
     patience: int = 3  # times that, where chains do not agree
     agreed: float = 0.01  # error up to which they do: a tenth of the fits is above
@@ -375,9 +375,10 @@ class ModelChains:
 
     @property
     def work(self):
-        """Work of a step."""
-        entries = len(self.size) * self.law.d * (1.0 + self.size.mean() / 8.0)
-        return max(entries, _LENGTHS.step)
+        """Work of a step: what models say of all columns, and their inverses and eigenvalues."""
+        k = self.size.mean()
+        one = self.law.d * (1.0 + k / 8.0) + k**2 * (1.5 + k / 50.0)
+        return max(len(self.size) * one, _LENGTHS.step)
 
     def round(self, n_steps):
         """Go some steps; return the `ModelDraws`."""

@@ -352,6 +352,13 @@ def test_chains_start_with_as_many_columns_as_they_come_to_have():
     assert 25.2 < draws.by_chain.sum(axis=1).mean() < 25.8
 
 
+def test_large_models_of_few_columns_take_more_work():
+    law = law_of(*correlated("copies", 100))
+    chains = _chains.ModelChains(law, np.random.default_rng(0))
+    small, chains.size = chains.work, np.full(len(chains.size), 40)
+    assert chains.work > 5 * small
+
+
 @pytest.mark.parametrize("given", [{}, pytest.param(GIVEN, marks=pytest.mark.slow)])
 def test_moves_of_many_columns_keep_the_posterior(given):
     """Alone, from draws of the posterior of five columns: how many are in, and the ratio."""
