@@ -174,6 +174,11 @@ def _n_chains(d):
     return int(np.clip(_LENGTHS.entries // d, *_LENGTHS.chains))
 
 
+def _few_columns(d):
+    """Say whether there are as many chains as of any number of columns."""
+    return _n_chains(d) == _LENGTHS.chains[1]
+
+
 class ModelChains:
     """Markov chains over models, run in parallel."""
 
@@ -192,7 +197,7 @@ class ModelChains:
         self._stands = stands.astype(np.float32)
         self._odds = np.diff(law.log_prior) - np.log(stands * (1 - self._out[:-1]))
         self.exchanges_every = _LENGTHS.exchanges_every
-        self._moves_every = _LENGTHS.moves_every[int(_n_chains(d) == _LENGTHS.chains[1])]
+        self._moves_every = _LENGTHS.moves_every[int(_few_columns(d))]
         self._likely = np.full(d, 1.0 / d)
 
     def _start(self, sizes, log_ratio):
@@ -208,11 +213,14 @@ class ModelChains:
     def scouted(cls, law, rng):
         """Return chains that start with as many columns as few scouts, if these come to have more.
 
-        Which columns is left to chance: those of the scouts would be those of their modes.
+        Which columns is left to chance: those of the scouts would be those of their modes. Of many
+        columns there are no scouts, which would be half of the chains.
         """
+        if not _few_columns(law.d):
+            return cls(law, rng)
         n_chains, half = _n_chains(law.d), _LENGTHS.round // 2
         n_scouts, most = _LENGTHS.scouts
-        chains = cls(law, rng, min(n_scouts, n_chains))
+        chains = cls(law, rng, n_scouts)
         for _ in range(most):
             before, now = (chains.round(half).mean_size for _ in range(2))
             if now <= max(before, _LENGTHS.start):
