@@ -15,8 +15,10 @@ and the ratio changes with their number: the memory of how many are in is a thir
 Two columns may also explain what two others do, where one of each says nothing. So one that stays
 is exchanged by a Metropolis step in which what goes in is summed over: two columns change at once.
 
-Many chains run in parallel, from different models. The first quarter of their steps, which lead
-there, is thrown away. How far the chains differ is the error.
+From few columns large models grow for hundreds of steps. So a few scouts go first, as long as their
+models grow. Then many chains run in parallel, from different models of about as many columns, or of
+few where models are small. The first third of their steps, which lead there, is thrown away. How
+far the chains differ is the error.
 """
 
 from dataclasses import dataclass, fields
@@ -33,18 +35,22 @@ class _Lengths(NamedTuple):
     entries: int = 2**15  # columns of all chains together: of half, a step of one costs twice
     chains: tuple = (8, 64)
     round: int = 100  # steps
-    work: float = 3.9e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    work: float = 3.9e7  # of all steps, as `ModelChains.work` counts it
     step: float = 4e4  # of this a step is at least
     patience: int = 3  # times that, where chains do not agree
     agreed: float = 0.01  # error up to which they do: a tenth of the fits is above
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
-    moves_every: int = 4  # steps: of the ratio, and of many columns
+    # steps: of the ratio, and of many columns. Of few columns moves cost more than steps: every 4
+    # steps take a fifth more time, for errors as large. Of many, every 8 err more.
+    moves_every: tuple = (4, 8)
     exchanges_every: int = 8  # steps: 8 % of the time; each one where chains do not agree
     many: tuple = (1, 2, 4, 8)  # columns that go in or out together: a fifth is accepted
     widths: tuple = (9, 17, 33)  # columns in: models are solved beside those of like width
-    start: int = 10  # most columns that a chain starts with, all of them different
+    start: int = 10  # most columns that chains and scouts start with, all of them different
+    scouts: tuple = (16, 8)  # how many, and most rounds; 8 err by 3 of 30 columns
+    sizes: tuple = (0.5, 1.5)  # times theirs, with which chains start where theirs are larger
     error: float = 0.005  # largest standard error of an inclusion at which chains end
     doubtful: float = 0.05  # that of a warning
     search: int = 300  # steps that look for the best model; a thousand find no better one
@@ -116,6 +122,11 @@ class ModelDraws:
         return np.clip(self.by_chain.mean(axis=0), 0.0, 1.0)
 
     @property
+    def mean_size(self):
+        """Mean number of columns in."""
+        return self.inclusion.sum()
+
+    @property
     def errors(self):
         """Standard errors (d,) of the inclusions, from chain to chain."""
         return _between(self.by_chain)
@@ -151,19 +162,31 @@ def _widened(models, width, none):
     return models if more <= 0 else np.pad(models, ((0, 0), (0, more + 3)), constant_values=none)
 
 
+def _alike(models, size):
+    """Return which models have like widths, and these models."""
+    width = np.digitize(size, _LENGTHS.widths)
+    parts = [np.flatnonzero(width == w) for w in np.unique(width)]
+    return [(part, models[part, : max(int(size[part].max()), 1)]) for part in parts]
+
+
+def _n_chains(d):
+    """Number of chains of d columns."""
+    return int(np.clip(_LENGTHS.entries // d, *_LENGTHS.chains))
+
+
+def _few_columns(d):
+    """Say whether there are as many chains as of any number of columns."""
+    return _n_chains(d) == _LENGTHS.chains[1]
+
+
 class ModelChains:
     """Markov chains over models, run in parallel."""
 
-    def __init__(self, law, rng):
-        d, n = law.d, len(law.problem.model.X)
+    def __init__(self, law, rng, n_chains=None):
+        d = law.d
         self.law, self.rng = law, rng
-        n_chains = int(np.clip(_LENGTHS.entries // d, *_LENGTHS.chains))
-        self.size = np.arange(n_chains) % (min(d, n, _LENGTHS.start) + 1)
-        self.models = np.full((n_chains, self.size.max() + 1), d)
-        for model, size in zip(self.models, self.size, strict=True):
-            model[:size] = rng.choice(d, size, replace=False)
-        self.log_ratio = np.full(n_chains, law.space.value[1] - law.space.value[0])
-        self._chain = np.arange(n_chains)
+        sizes = np.arange(n_chains or _n_chains(d)) % (_LENGTHS.start + 1)
+        self._start(sizes, law.space.value[1] - law.space.value[0])
         # how often one of so many columns goes out; more often, their number hardly moves
         sizes = np.arange(d + 2)
         self._out = np.minimum(sizes / (sizes + 2.0), 0.5)
@@ -174,7 +197,40 @@ class ModelChains:
         self._stands = stands.astype(np.float32)
         self._odds = np.diff(law.log_prior) - np.log(stands * (1 - self._out[:-1]))
         self.exchanges_every = _LENGTHS.exchanges_every
-        self._likely, self._n_rounds = np.full(d, 1.0 / d), 0
+        self._moves_every = _LENGTHS.moves_every[int(_few_columns(d))]
+        self._likely = np.full(d, 1.0 / d)
+
+    def _start(self, sizes, log_ratio):
+        """Start from random models of such sizes (M,), or as large as rows allow."""
+        self.size = np.minimum(sizes, min(self.law.problem.model.X.shape))
+        self.models = np.full((len(sizes), self.size.max() + 1), self.law.d)
+        for model, size in zip(self.models, self.size, strict=True):
+            model[:size] = self.rng.choice(self.law.d, size, replace=False)
+        self.log_ratio = np.resize(log_ratio, len(sizes))
+        self._chain, self._n_rounds = np.arange(len(sizes)), 0
+
+    @classmethod
+    def scouted(cls, law, rng):
+        """Return chains that start with as many columns as few scouts, if these come to have more.
+
+        Which columns is left to chance: those of the scouts would be those of their modes. Of many
+        columns there are no scouts, which would be half of the chains.
+        """
+        if not _few_columns(law.d):
+            return cls(law, rng)
+        n_chains, half = _n_chains(law.d), _LENGTHS.round // 2
+        n_scouts, most = _LENGTHS.scouts
+        chains = cls(law, rng, n_scouts)
+        for _ in range(most):
+            before, now = (chains.round(half).mean_size for _ in range(2))
+            if now <= max(before, _LENGTHS.start):
+                break
+        if now <= _LENGTHS.start:
+            return cls(law, rng)
+        least, largest = _LENGTHS.sizes
+        sizes = now * np.linspace(least, largest, n_chains)
+        chains._start(np.rint(sizes).astype(int), chains.log_ratio)
+        return chains
 
     def _take_out(self):
         """Take a column out of some models: the last one, as their order is random."""
@@ -207,9 +263,7 @@ class ModelChains:
         """Return what `_shares` says of models of some chains, those of like width together."""
         share = np.empty((len(size), self.law.d + 1), np.float32)
         mass, fit = np.empty((2, len(size)))
-        width = np.digitize(size, _LENGTHS.widths)
-        for part in (np.flatnonzero(width == w) for w in np.unique(width)):
-            others = models[part, : max(int(size[part].max()), 1)]
+        for part, others in _alike(models, size):
             given = others, size[part], self.log_ratio[chains[part]]
             share[part], mass[part], fit[part] = self._shares(*given)
         return share, mass, fit
@@ -286,8 +340,9 @@ class ModelChains:
         log_ratio = self.log_ratio + law.space.free[1] * np.log((size + 1) / (new + 1))
         legal = (new == wanted) & ~twice & (log_ratio >= low) & (log_ratio <= high)
         k = np.concatenate([size, new])
-        ratios = np.concatenate([self.log_ratio, log_ratio])
-        value = law.log_density_at(np.concatenate([now, other]), ratios)
+        ratios, value = np.concatenate([self.log_ratio, log_ratio]), np.empty(len(k))
+        for part, models in _alike(np.concatenate([now, other]), k):
+            value[part] = law.log_density_at(models, ratios[part])
         value += k * np.log(d) - gammaln(k + 1.0)  # ways to draw them, and to take them out again
         gain = value[n_chains:] - value[:n_chains]
         moved = legal & (gain > -rng.standard_exponential(n_chains))
@@ -319,17 +374,19 @@ class ModelChains:
         width = self.rng.uniform(0.5, 1.0, len(self.size))
         first = low + (self.log_ratio - low) % width
         points = first[:, None] + width[:, None] * np.arange(int((high - low) / 0.5) + 1)
-        models = self.models[:, : max(int(self.size.max()), 1)]
-        value = self.law.along_ratios(models, np.minimum(points, high))
+        value = np.empty(points.shape)
+        for part, models in _alike(self.models, self.size):
+            value[part] = self.law.along_ratios(models, np.minimum(points[part], high))
         value[points > high] = -np.inf
         value -= value.max(axis=1, keepdims=True)
         self.log_ratio = points[self._chain, self._drawn(np.exp(value))]
 
     @property
     def work(self):
-        """Work of a step."""
-        entries = len(self.size) * self.law.d * (1.0 + self.size.mean() / 8.0)
-        return max(entries, _LENGTHS.step)
+        """Work of a step: what models say of all columns, and their inverses and eigenvalues."""
+        k = self.size.mean()
+        one = self.law.d * (1.0 + k / 8.0) + k**2 * (1.5 + k / 50.0)
+        return max(len(self.size) * one, _LENGTHS.step)
 
     def round(self, n_steps):
         """Go some steps; return the `ModelDraws`."""
@@ -343,7 +400,7 @@ class ModelChains:
             share *= self._stands[size, None]
             drawn += share
             density += fit / n_steps
-            if k % _LENGTHS.moves_every == 0:
+            if k % self._moves_every == 0:
                 self.move_many()
                 self._move_ratio()
             models.append(self.models.copy())
@@ -365,12 +422,13 @@ def sample_models(law, seed, max_rounds, told):
         draws = all_models(law)
         told(draws)
         return draws
-    chains, rounds, work = ModelChains(law, np.random.default_rng(seed)), list[ModelDraws](), 0.0
+    chains = ModelChains.scouted(law, np.random.default_rng(seed))
+    rounds, work = list[ModelDraws](), 0.0
     least, most = _LENGTHS.rounds
     while len(rounds) < min(max_rounds, most):
         rounds.append(chains.round(_LENGTHS.round))
-        draws = ModelDraws.joined(rounds[(len(rounds) + 2) // 4 :])
-        if draws.inclusion.sum() > max(_LENGTHS.dense, law.d / 2):
+        draws = ModelDraws.joined(rounds[(len(rounds) + 1) // 3 :])
+        if draws.mean_size > max(_LENGTHS.dense, law.d / 2):
             return None
         work += _LENGTHS.round * chains.work
         most_work = _LENGTHS.work

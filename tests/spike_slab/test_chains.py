@@ -343,6 +343,22 @@ def test_the_density_at_one_ratio_is_that_of_many():
     np.testing.assert_allclose(law.log_density_at(models, log_ratio), both, atol=1e-9)
 
 
+def test_chains_start_with_as_many_columns_as_they_come_to_have():
+    """From ten columns at most their first hundred steps have too few."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 30))
+    law = law_of(X, X[:, :24] @ rng.choice([-1.0, 1.0], 24) + rng.normal(size=100), **GIVEN)
+    draws = _chains.sample_models(law, 0, 1, lambda draws: False)
+    assert 25.2 < draws.by_chain.sum(axis=1).mean() < 25.8
+
+
+def test_large_models_of_few_columns_take_more_work():
+    law = law_of(*correlated("copies", 100))
+    chains = _chains.ModelChains(law, np.random.default_rng(0))
+    small, chains.size = chains.work, np.full(len(chains.size), 40)
+    assert chains.work > 5 * small
+
+
 @pytest.mark.parametrize("given", [{}, pytest.param(GIVEN, marks=pytest.mark.slow)])
 def test_moves_of_many_columns_keep_the_posterior(given):
     """Alone, from draws of the posterior of five columns: how many are in, and the ratio."""
