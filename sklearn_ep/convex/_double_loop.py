@@ -44,6 +44,8 @@ _ROUGH = dict(tol=1e-1, inner_tol=1e-2)
 _SPACING = Spacing(1.7, 5.5, 13)
 # Slope of the log density at which a warm start keeps the place it has: nodes need no more.
 _FLAT = 0.2
+# Nodes on the way from the mode of the bound to that of the evidence of EP.
+_CLIMB = 6
 
 
 def minimise(problem, point, *, unit, scale, tol, max_iter):
@@ -384,12 +386,32 @@ class ExactFit:
 
     def average(self, phi, result, n_jobs, monitor):
         """Return the `Average` over the log scale about phi, where the result is."""
-        mode = self.node(phi, result)
+        node = self.node(phi, result)
         if result.reason == "asked":
-            return Average.alone(mode)
-        curvature = np.array([[self._curvature(phi, result.evaluation.payload)]])
+            return Average.alone(node)
+        node, curvature = self._climbed(node)
         bounds = self.prior.of_scale.bounds()[None]
-        return integrate(self, mode, bounds, n_jobs, monitor, _SPACING, curvature)
+        return integrate(self, node, bounds, n_jobs, monitor, _SPACING, curvature)
+
+    def _climbed(self, node):
+        """Return a node near the top of the evidence of EP, and the curvature (1, 1) there.
+
+        It begins at the top of the bound. What this lacks grows with the scale, and the more it
+        does, the flatter is the evidence of EP: each step is twice as long as the one before.
+        """
+        curvature, path = self._curvature(node.phi[0], node.payload), [node]
+        most, step = self.prior.of_scale.bounds()[1], curvature**-0.5
+        while len(path) < _CLIMB and path[-1].phi[0] + step < most:
+            path.append(self(path[-1].phi + step, path[-1]))
+            if path[-1] is None or path[-1].objective < path[-2].objective:
+                break
+            step *= 2.0
+        path = [other for other in path if other is not None]
+        best = max(path, key=lambda other: other.objective)
+        if len(path) > 2:
+            ats, values = np.array([(p.phi[0], p.objective) for p in path[-3:]]).T
+            curvature = -2.0 * np.polyfit(ats - ats[1], values, 2)[0]
+        return best, np.array([[curvature]])
 
     def mean_scale(self, phi, given):
         """Return exp of the mean log scale phi: a number, or for groups one a feature.
