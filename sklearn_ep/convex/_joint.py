@@ -312,13 +312,9 @@ def _next(places, bounds):
     """Return the next log factor to look at, and how many nats it promises."""
     places = sorted(places)
     best = int(np.argmax([place.evidence for place in places]))
+    top, gain = _top(places, best)
     if 0 < best < len(places) - 1:
-        # where a parabola through three places is highest
-        middle = places[best]
-        ats, evidences, _ = np.array(places[best - 1 : best + 2]).T
-        bend, slope, _ = np.polyfit(ats - middle.at, evidences, 2)
-        move = -0.5 * slope / bend
-        return float(np.clip(middle.at + move, *bounds)), 0.5 * slope * move
+        return float(np.clip(top, *bounds)), gain
     # the best is the outermost place. A parabola through three that all rise has its top too early,
     # since the evidence bends less the larger the variance. A concave function gains no more on a
     # further step than by the slope between the last two places
@@ -328,7 +324,25 @@ def _next(places, bounds):
     at = here.at + outwards * float(np.clip(2.0 * way, _FACTOR.shortest, _FACTOR.longest))
     at = float(np.clip(at, *bounds))
     gain = (here.evidence - last.evidence) / way * abs(at - here.at)
-    return (at, gain) if gain > _FACTOR.little else (here.at, 0.0)
+    if gain > _FACTOR.little:
+        return at, gain
+    # the evidence is level between the last two
+    return float(np.clip(top, *sorted((here.at, last.at)))), 0.0
+
+
+def _top(places, best):
+    """Return where a parabola through the best place and those beside it is highest, and its gain.
+
+    Where there are two, the best one.
+    """
+    if len(places) < 3:
+        return places[best].at, 0.0
+    centre = min(max(best, 1), len(places) - 2)
+    middle = places[centre]
+    ats, evidences, _ = np.array(places[centre - 1 : centre + 2]).T
+    bend, slope, _ = np.polyfit(ats - middle.at, evidences, 2)
+    move = -0.5 * slope / bend if bend < 0 else places[best].at - middle.at
+    return middle.at + move, 0.5 * slope * move
 
 
 def best_log_factor(of_scale, place):
