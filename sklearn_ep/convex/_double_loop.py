@@ -44,8 +44,9 @@ _ROUGH = dict(tol=5e-2, inner_tol=1e-2)
 _SPACING = Spacing(1.7, 5.5, 13)
 # Slope of the log density at which a warm start keeps the place it has: nodes need no more.
 _FLAT = 0.2
-# Nodes on the way from the mode of the bound to that of the evidence of EP.
-_CLIMB = 6
+# Nats that the bound lacks at its mode from which on a path leads to the mode of EP's evidence, and
+# the most nodes of it. Of 41 fits to 26 sets this gains up to 2 nats, below .5 up to .2.
+_LACKING, _CLIMB = 0.5, 6
 
 
 def minimise(problem, point, *, unit, scale, tol, max_iter):
@@ -398,7 +399,8 @@ class ExactFit:
         """
         curvature, path = self._curvature(node.phi[0], node.payload), [node]
         most, step = self.prior.of_scale.bounds()[1], curvature**-0.5
-        while len(path) < _CLIMB and path[-1].phi[0] + step < most:
+        n_nodes = _CLIMB if node.log_evidence - node.payload.objective > _LACKING else 1
+        while len(path) < n_nodes and path[-1].phi[0] + step < most:
             path.append(self(path[-1].phi + step, path[-1]))
             if path[-1] is None or path[-1].objective < path[-2].objective:
                 break
