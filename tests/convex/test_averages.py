@@ -230,18 +230,6 @@ def test_mode_is_the_top_of_bound_times_prior():
     assert density(mode) > max(density(mode - 0.1), density(mode + 0.1))
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_nodes_reach_as_far_as_the_evidence_of_ep(seed):
-    """That of the bound favours smaller variances: the outermost of its nodes had .62 and .65."""
-    rng = np.random.default_rng(seed)
-    X = (rng.random((200, 150)) < 0.25).astype(float)
-    X -= X.mean(axis=0)
-    y = X @ rng.standard_normal(150) + 0.3 * rng.logistic(size=200) > 0
-    e = ConvexVariationalLogistic(calibration=None).fit(X, y)
-    order = np.argsort(e.hyper_nodes_[:, 0])
-    assert e.hyper_weights_[order][[0, -1]].max() < 0.2
-
-
 def test_other_priors_and_groups_are_averaged_too():
     X, y = make(60, 6, seed=5)
     laplace = fit(X, y, prior="laplace", laplace_scale="learn")
@@ -327,7 +315,7 @@ def test_what_is_given_is_kept_and_names_what_ran():
 
 def test_auto_takes_the_cheaper_way_to_variances():
     rng = np.random.default_rng(0)
-    rough = dict(max_iter=3, tol=1e9, random_state=0)
+    rough = dict(max_iter=1, tol=1e9, random_state=0)
     few = fit(*sparse_rows(rng, 300, 5000), **rough)
     assert (few.variance_method_, few.hyperparameters_used_) == ("exact", "integrate")
 
