@@ -15,10 +15,10 @@ and the ratio changes with their number: the memory of how many are in is a thir
 Two columns may also explain what two others do, where one of each says nothing. So one that stays
 is exchanged by a Metropolis step in which what goes in is summed over: two columns change at once.
 
-From few columns large models grow for hundreds of steps. So a few scouts go first, as long as their
-models grow. Then many chains run in parallel, from different models of about as many columns, or of
-few where models are small. The first third of their steps, which lead there, is thrown away. How
-far the chains differ is the error.
+From few columns large models grow for hundreds of steps. So a few pilot chains run first, as long
+as their models grow. Then many chains run in parallel, from different models of about as many
+columns, or of few where models are small. The first third of their steps is thrown away as burn-in.
+How far the chains differ is the error.
 """
 
 from dataclasses import dataclass, fields
@@ -48,9 +48,9 @@ class _Lengths(NamedTuple):
     exchanges_every: int = 8  # steps: 8 % of the time; each one where chains do not agree
     many: tuple = (1, 2, 4, 8)  # columns that go in or out together: a fifth is accepted
     widths: tuple = (9, 17, 33)  # columns in: models are solved beside those of like width
-    start: int = 10  # most columns that chains and scouts start with, all of them different
-    scouts: tuple = (16, 8)  # how many, and most rounds; 8 err by 3 of 30 columns
-    sizes: tuple = (0.5, 1.5)  # times theirs, with which chains start where theirs are larger
+    start: int = 10  # most columns that chains start with, all of them different
+    pilots: tuple = (16, 8)  # how many, and most rounds; 8 pilots err by 3 of 30 columns
+    sizes: tuple = (0.5, 1.5)  # times the size of their models, with which other chains start then
     error: float = 0.005  # largest standard error of an inclusion at which chains end
     doubtful: float = 0.05  # that of a warning
     search: int = 300  # steps that look for the best model; a thousand find no better one
@@ -210,17 +210,18 @@ class ModelChains:
         self._chain, self._n_rounds = np.arange(len(sizes)), 0
 
     @classmethod
-    def scouted(cls, law, rng):
-        """Return chains that start with as many columns as few scouts, if these come to have more.
+    def after_pilots(cls, law, rng):
+        """Return chains that start with about as many columns as few pilot chains come to have.
 
-        Which columns is left to chance: those of the scouts would be those of their modes. Of many
-        columns there are no scouts, which would be half of the chains.
+        Which columns is left to chance: those of the pilots would be those of their modes. Where
+        models are small, chains start as without pilots. Of many columns there are none: they would
+        be half of the chains.
         """
         if not _few_columns(law.d):
             return cls(law, rng)
         n_chains, half = _n_chains(law.d), _LENGTHS.round // 2
-        n_scouts, most = _LENGTHS.scouts
-        chains = cls(law, rng, n_scouts)
+        n_pilots, most = _LENGTHS.pilots
+        chains = cls(law, rng, n_pilots)
         for _ in range(most):
             before, now = (chains.round(half).mean_size for _ in range(2))
             if now <= max(before, _LENGTHS.start):
@@ -422,7 +423,7 @@ def sample_models(law, seed, max_rounds, told):
         draws = all_models(law)
         told(draws)
         return draws
-    chains = ModelChains.scouted(law, np.random.default_rng(seed))
+    chains = ModelChains.after_pilots(law, np.random.default_rng(seed))
     rounds, work = list[ModelDraws](), 0.0
     least, most = _LENGTHS.rounds
     while len(rounds) < min(max_rounds, most):
