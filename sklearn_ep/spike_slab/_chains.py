@@ -175,7 +175,7 @@ def _n_chains(d):
 
 
 def _few_columns(d):
-    """Say whether there are as many chains as of any number of columns."""
+    """Say whether columns are so few that there are as many chains as there may be."""
     return _n_chains(d) == _LENGTHS.chains[1]
 
 

@@ -10,10 +10,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dtrtri
 from scipy.special import gammaln, logsumexp
 
-from .._engine.gaussian import row_blocks
+from .._engine.gaussian import row_blocks, triangular_inverses
 from ._hyperparameters import NOISE_FLOOR
 
 _RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
@@ -71,14 +70,6 @@ class _Products:
     def within(self, columns):
         """Products (M, K, K) of columns (M, K) with each other."""
         return self._rows[self._places(columns)[:, :, None], columns[:, None, :]]
-
-
-def _inverse(lower):
-    """Return the inverse of lower triangles (M, K, K): a third of the time of a general one."""
-    out = np.empty(lower.shape)
-    for one, inverse in zip(lower, out, strict=True):
-        inverse[:] = dtrtri(one.T)[0].T
-    return out
 
 
 class Given(NamedTuple):
@@ -176,7 +167,7 @@ class ModelLaw:
     def given(self, models, log_ratio):
         """Return `Given` models; O(K^3) each."""
         lower, half, log_det, square = self._factored(models, log_ratio)
-        return Given(log_det, square, half, _inverse(lower))
+        return Given(log_det, square, half, triangular_inverses(lower))
 
     def log_density_at(self, models, log_ratio):
         """Log density (M,) of data, models and log ratios (M,); O(K^3) without an inverse."""

@@ -66,7 +66,7 @@ class _ProbitSweeps(NamedTuple):
     correlations of 0 to .95, 30 to separable ones; and on tumours of colon and prostate. All but 4
     settle. Of the first 320 sweeps alone left 46. Halved and doubled by
     doc/benchmarks/spike_slab_constants.py, on 72 other fits, each moves the evidence by .07 nats in
-    the mean at most, and held-out log probabilities by .0015.
+    the mean at most, and held-out log probabilities by .0015; `leverage` has no part in either.
     """
 
     # Share of a cavity that a negative site may take back: with .5 prostate does not settle, with
