@@ -405,6 +405,9 @@ def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
     if hasattr(B, "weighted_gram"):
         return B.weighted_gram(weight)
     if not sp.issparse(B):
+        if np.all(weight >= 0.0):  # numpy takes half the products of a matrix with its transpose
+            half = np.sqrt(weight)[:, None] * B
+            return half.T @ half
         return B.T @ (weight[:, None] * B)
     scaled = sp.csr_matrix(
         (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape

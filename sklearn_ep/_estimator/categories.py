@@ -5,7 +5,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.validation import check_array, validate_data
 
-from .tables import columns_at, is_missing, objects, values_at
+from .tables import columns_at, is_missing
 
 
 def category_columns(X):
@@ -25,11 +25,6 @@ def _is_category(kind):
     return str(kind).startswith(("Categorical", "Enum", "String", "Utf8", "Boolean", "Object"))
 
 
-def _column(X, j):
-    """Return the values (n,) of a column as objects, None where they are missing."""
-    return objects([None if is_missing(value) else value for value in values_at(X, j).tolist()])
-
-
 class CategoryCoder(TransformerMixin, BaseEstimator):
     """Transformer of data frames to the columns that are numbers, and indicators of the others.
 
@@ -43,30 +38,46 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
 
     def fit(self, X, y=None):
         """Learn the levels of the categories of X (n, d)."""
+        self._learn(X)
+        return self
+
+    def fit_transform(self, X, y=None):
+        """Learn the levels, and return numbers and indicators (n, p)."""
+        return self._coded(X, self._learn(X))
+
+    def transform(self, X):
+        """Return numbers and indicators (n, p)."""
+        validate_data(self, X, reset=False, skip_check_array=True)
+        return self._coded(X, self._categories(X))
+
+    def _learn(self, X):
+        """Learn the levels; return the categories (n, c)."""
         validate_data(self, X, skip_check_array=True)
         self.columns_ = category_columns(X)
         self.numbers_ = [j for j in range(self.n_features_in_) if j not in self.columns_]
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-        self.encoder_ = encoder.fit(self._categories(X))
+        categories = self._categories(X)
+        self.encoder_ = encoder.fit(categories)
         sizes = [len(levels) + 1 for levels in encoder.categories_]
         first = np.arange(len(self.numbers_))
         of_categories = np.arange(len(first), self.n_features_in_)
         self.n_numbers_ = len(first)
         self.groups_ = np.concatenate([first, np.repeat(of_categories, sizes)])
-        return self
+        return categories
 
-    def transform(self, X):
-        """Return numbers and indicators (n, p)."""
-        validate_data(self, X, reset=False, skip_check_array=True)
-        indicators = self.encoder_.transform(self._categories(X))
-        blocks = [self._numbers(X)]
+    def _coded(self, X, categories):
+        indicators = self.encoder_.transform(categories)
         stops = np.cumsum([len(levels) for levels in self.encoder_.categories_])
-        for own in np.split(indicators, stops[:-1], axis=1):
-            blocks += [own, 1.0 - own.sum(axis=1, keepdims=True)]
-        return np.hstack(blocks)
+        unseen = 1.0 - np.add.reduceat(indicators, np.append(0, stops[:-1]), axis=1)
+        return np.hstack([self._numbers(X), np.insert(indicators, stops, unseen, axis=1)])
 
     def _categories(self, X):
-        return np.column_stack([_column(X, j) for j in self.columns_])
+        """Return the categories (n, c) as objects, None where they are missing."""
+        values = np.array(columns_at(X, self.columns_), dtype=object)
+        for column in values.T:
+            known = {v: None if is_missing(v) else v for v in set(column.tolist())}
+            column[:] = [known[v] for v in column.tolist()]
+        return values
 
     def _numbers(self, X):
         if not self.numbers_:

@@ -688,8 +688,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             coded = X
             # categories become indicators
             if self.kernel is None and hasattr(X, "dtypes") and category_columns(X):
-                self._coder = CategoryCoder().fit(X)
-                coded = self._coder.transform(X)
+                self._coder = CategoryCoder()
+                coded = self._coder.fit_transform(X)
             training = validate_training(self, coded, y, sample_weight, dtype)
             if coded is not X:  # names and number of columns are those of the caller
                 validate_data(self, X, skip_check_array=True)
