@@ -657,10 +657,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
         sites of older rows stay as they are. Unless ``optimizer=None`` the kernel first takes a
         stochastic step for every ten rows, block by block of some 200, and the more rarely the
-        more than 1000 rows were seen; inducing points stay. The sparse method is used whatever
-        `method` says; after a dense fit its rows are taken in again, once, before the new ones.
-        So are, at the default kernel and two classes, the first rows of a stream once there are
-        more than 1000: like `fit` it then learns a length for each column from 800 of them.
+        more than 1000 rows were seen; inducing points stay. It waits until rows of two classes
+        have come. The sparse method is used whatever `method` says; after a dense fit its rows are
+        taken in again, once, before the new ones. So are, at the default kernel and two classes,
+        the first rows of a stream once there are more than 1000: like `fit` it then learns a length
+        for each column from 800 of them.
 
         Cost is linear in the rows of a call. A sweep takes 3 n m^2 flops, and there are at most
         `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2, and two passes once 10,000 rows

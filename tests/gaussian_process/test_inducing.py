@@ -464,6 +464,21 @@ def test_a_stream_learns_lengths_by_column_from_its_first_rows():
     assert log_loss(whole, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
 
 
+def test_a_stream_that_comes_class_by_class_learns_its_kernel_from_both(monkeypatch):
+    monkeypatch.setattr(LIMITS, "averaged", 200)  # a fifth of what it is
+    X, y = toy(800, 2, 3, noise=0.5)
+    order = np.append(np.argsort(y[:600], kind="stable"), np.arange(600, 800))
+    X, y = X[order], y[order]
+    stream = EPGaussianProcessClassifier(n_inducing=20, random_state=0)
+    fixed = clone(stream).set_params(optimizer=None)
+    for i in range(0, 600, 60):
+        for est in (stream, fixed):
+            est.partial_fit(X[i : i + 60], y[i : i + 60], classes=[0, 1])
+        # the evidence of one class is the highest where the function is infinite
+        assert (stream.kernel_ == fixed.kernel_) == (y[i + 59] == 0)
+    assert log_loss(stream, X[600:], y[600:]) < log_loss(fixed, X[600:], y[600:])
+
+
 def test_a_stream_keeps_rows_only_until_they_are_enough(monkeypatch):
     monkeypatch.setattr(LIMITS, "averaged", 500)  # half of what it is
     X, y = toy(800, 2, 3, noise=0.5)

@@ -75,9 +75,9 @@ class StreamPosterior:
 
     gram (P, q, q) and shift (P, q) are the sums of all sites under the prior, `log_terms` is that
     of the terms of the rows in the log evidence, each as of the time it was seen, and `weight` the
-    rows seen. `rule` is the step rule of the kernel parameters with its memory, or None, `steps`
-    how often it is asked. `first` are the rows so far while there are too few to learn a length for
-    each column from them.
+    rows seen, of these `classes`. `rule` is the step rule of the kernel parameters with its memory,
+    or None, `steps` how often it is asked. `first` are the rows so far while there are too few to
+    learn a length for each column from them.
     """
 
     prior: InducingPrior
@@ -89,6 +89,7 @@ class StreamPosterior:
     rule: Any = None
     first: Part | None = None
     steps: StreamSteps = STEPS
+    classes: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -186,7 +187,8 @@ def _stream_before(estimator, before):
     # that of an average is an integral, what the passes told last is of this state
     log_terms = before.history["log_evidence"][-1] - before.model.log_evidence
     sums = state.prior, state.gram, state.shift
-    return StreamPosterior(*sums, log_terms, estimator._plan.data.weight, estimator._plan.seed)
+    plan, classes = estimator._plan, frozenset(range(len(estimator.classes_)))
+    return StreamPosterior(*sums, log_terms, plan.data.weight, plan.seed, classes=classes)
 
 
 def _rows_so_far(estimator, before, rows, forgetting):
@@ -210,8 +212,12 @@ def _waits(estimator, rows):
 
 
 def _kernel_of(estimator, rows):
-    """Return the kernel that `fit` begins with for so many rows, None for few or unknown ones."""
-    if rows is None or not takes_some_rows(estimator, len(rows.arrays[1])):
+    """Return the kernel that `fit` begins with for so many rows.
+
+    None for few or unknown rows, and for those of one class.
+    """
+    y = () if rows is None else rows.arrays[1]
+    if rows is None or np.ptp(y) == 0 or not takes_some_rows(estimator, len(y)):
         return None
     with PartMap([CheckedRows(*rows.arrays)]) as run:
         known = kernels_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)
@@ -248,7 +254,9 @@ def _absorb_batch(stream, part, plan):
     with PartMap([part]) as run:
         ep = _batch_ep(run, len(X), stream, plan)
         state, rule = ep.zero(stream.prior), stream.rule
-        if plan.step_rule is not None and stream.prior.kernel.n_dims:
+        classes = stream.classes.union(y.tolist())
+        # the evidence of rows of one class is the highest where the function is infinite
+        if plan.step_rule is not None and stream.prior.kernel.n_dims and len(classes) > 1:
             # a copy: the stream before this call has to stay whole in case the call fails later
             rule = deepcopy(rule or plan.step_rule)
             prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
@@ -262,7 +270,8 @@ def _absorb_batch(stream, part, plan):
     sums = dict(prior=state.prior, gram=state.gram.copy(), shift=state.shift.copy())
     log_terms = stream.log_terms + value - model.log_evidence
     seen = stream.weight + float(weight.sum())
-    stream = replace(stream, log_terms=log_terms, weight=seen, rule=rule, **sums)
+    told = dict(log_terms=log_terms, weight=seen, rule=rule, classes=classes)
+    stream = replace(stream, **told, **sums)
     return stream, model, result, state.sites[0], log_p
 
 
