@@ -38,14 +38,14 @@ _CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
 class WeightDraws(NamedTuple):
     """How many draws find the weights: rows times draws, and the least and most of the draws.
 
-    On twelve sets of 60 to 900 rows and five parts means are within .012, on eleven within .006, of
-    those by thirty times as many draws. A quarter of the draws is within .027, and four times as
-    many within .003, at 3.5 times the CPU time (`python doc/benchmarks/stack_weights.py`).
+    On twelve sets of 60 to 900 rows and five parts means are within .021, on ten within .005, of
+    those by thirty times as many draws. A quarter of the draws is within .054, and four times as
+    many within .004, at 3.5 times the CPU time (`python doc/benchmarks/stack_weights.py`).
     """
 
     entries: float = 1e6
     least: int = 300
-    most: int = 5000
+    most: int = 1500
 
 
 _DRAWS = WeightDraws()
@@ -63,7 +63,7 @@ def _posterior_of_weights(log_p, count):
     p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
     total, k = count.sum(), log_p.shape[1]
     mean = np.full(k, 1.0 / k)
-    for _ in range(100):  # EM to the mode of the log ratios
+    for _ in range(30):  # EM to the mode of the log ratios
         share = p * mean
         share /= share.sum(axis=1, keepdims=True)
         mean = (count @ share + _CONCENTRATION) / (total + k * _CONCENTRATION)
