@@ -12,6 +12,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
+from sklearn_ep.gaussian_process._limits import LIMITS
 
 N, CHECKED, WRONG = 50, 2, 0.1
 
@@ -143,3 +144,26 @@ def test_three_copies_of_each_row_do_not_make_predictions_certain(make, seed):
         for w in (1.0, 3.0)
     )
     assert three < single + 0.1
+
+
+@pytest.mark.parametrize("make", [EPGaussianProcessClassifier, RelaxedEPClassifier])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_copies_that_are_written_out_change_no_bit_and_no_method(make, n_classes, monkeypatch):
+    monkeypatch.setattr(LIMITS, "averaged", 100)  # a tenth of what it is
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 2))
+    y = (X[:, 0] + 0.5 * rng.standard_normal(60) > 0) + (n_classes - 2) * (X[:, 1] > 0)
+    weight = rng.integers(0, 5, 60)
+    copies = np.repeat(np.arange(60), weight)
+    assert len(copies) > 100 > np.count_nonzero(weight)
+    rows = X[copies], y[copies]
+    weighed, written = make().fit(X, y, sample_weight=weight), make().fit(*rows)
+    np.testing.assert_array_equal(weighed.predict_proba(X), written.predict_proba(X))
+    np.testing.assert_array_equal(weighed.loo_proba_[copies], written.loo_proba_)
+    share = weighed.site_precision_ / np.maximum(weight, 1)
+    np.testing.assert_allclose(share[..., copies], written.site_precision_, rtol=1e-12)
+    if n_classes == 2:
+        assert written.diagnose(X=rows[0], y=rows[1])  # takes them as those of the fit
+    if make is EPGaussianProcessClassifier:
+        more = written.partial_fit(X[:5], y[:5])
+        assert len(more.loo_proba_) == len(copies) + 5

@@ -94,6 +94,12 @@ class Copies:
         """How many copies (n,) of each row there are."""
         return self.weight[self.group]
 
+    def as_seen(self) -> "Copies":
+        """Return the same in the order in which rows were first seen."""
+        order = np.argsort(self.first)
+        group = np.argsort(order)[self.group]
+        return Copies(self.first[order], group, self.weight[order], self.share)
+
 
 def find_copies(X: Any, weight: np.ndarray, y: np.ndarray | None = None) -> Copies:
     """Return the `Copies` among rows X (n, d), dense or CSR, of weight (n,), and equal labels y."""

@@ -43,6 +43,7 @@ from .._estimator.annotations import RowsLike
 from .._estimator.averaged import average_remarks
 from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.checks import (
+    Training,
     check_choice,
     check_flag,
     check_hyperparameters,
@@ -134,6 +135,22 @@ def places_of_rows(X, weight):
     if not np.issubdtype(X.dtype, np.number):
         return np.arange(len(weight))
     return find_copies(X, weight).group
+
+
+def without_copies(training, kernel):
+    """Return the `Training` data with equal rows of one label as one, and their `Copies`.
+
+    None for these where all rows count as different: objects, and rows under a kernel that tells
+    copies apart, as a `WhiteKernel` does.
+    """
+    X, y, weight, kept = training
+    number = np.issubdtype(X.dtype, np.number)
+    if not number or (kernel is not None and kernel(X[:1]) != kernel(X[:1], X[:1])):
+        return training, None
+    copies = find_copies(X, weight, y).as_seen()
+    if len(copies.first) == len(y):
+        return training, None
+    return training._replace(X=X[copies.first], y=y[copies.first], weight=copies.weight), copies
 
 
 def copies_left_out(X, y, weight):
@@ -332,8 +349,9 @@ def check_same_rows(estimator, rows):
     y, kept = np.searchsorted(estimator.classes_, rows.y), weight > 0
     plan, same = estimator._plan, len(y) == len(X)
     if same:
-        X, y, weight = X[kept], y[kept], estimator._class_weighted(y[kept], weight[kept])
-        pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
+        weight = estimator._class_weighted(y[kept], weight[kept])
+        given = without_copies(Training(X[kept], y[kept], weight, kept), estimator.kernel)[0]
+        pairs = (given.X, plan.X), (given.y, plan.y), (given.weight, plan.weight)
         same = all(np.array_equal(a, b) for a, b in pairs)
     if not same:
         raise ValueError(
@@ -349,7 +367,8 @@ class GPFit(NamedTuple):
     `BinaryFit` a problem, or one run whose passes all problems share. `sites` (C, 2, n) and
     `loo_proba` (n,) are None where rows have no sites of their own, `inducing_points` where there
     are none. `temper` is what variances of classes that are joint count, None for one. `spread` is
-    that of the rows, which tells the units of their columns.
+    that of the rows, which tells the units of their columns. `copies` are those of the rows where
+    a fit counts equal ones as one, else None.
     """
 
     runs: list[Any]
@@ -362,6 +381,15 @@ class GPFit(NamedTuple):
     joint: bool = False
     temper: float | None = None
     spread: float = 1.0
+    copies: Any = None
+
+    def of_rows(self, values):
+        """Return values (.., m) of rows of the fit for all rows (.., n), those of their copies."""
+        return values if self.copies is None else values[..., self.copies.group]
+
+    def shared(self, values):
+        """Return the same where values are of all copies together, of which each has its share."""
+        return values if self.copies is None else self.of_rows(values) * self.copies.share
 
 
 def takes_temper(estimator):
@@ -370,11 +398,11 @@ def takes_temper(estimator):
     return several and estimator.multi_class == "auto" and estimator.optimizer is not None
 
 
-def joined_fits(fits, y, spread, joint=False, own_points=False):
+def joined_fits(fits, y, spread, joint=False, own_points=False, copies=None):
     """Return the `GPFit` of `BinaryFit`s with sites on the rows, whose class indices are y.
 
     `spread` is that of the rows. `joint` says that the one problem has all classes, `own_points`
-    that each of several has inducing points of its own.
+    that each of several has inducing points of its own, `copies` are those of the rows.
     """
     own = [f.attributes for f in fits]
     kernels, points = [a["kernel"] for a in own], [a["points"] for a in own]
@@ -389,6 +417,7 @@ def joined_fits(fits, y, spread, joint=False, own_points=False):
         joint=joint,
         temper=own[0].get("temper"),
         spread=spread,
+        copies=copies,
     )
 
 
@@ -434,9 +463,9 @@ def attributes_of_sites(fit, kept):
     if fit.joint:  # sites have an entry a class, last
         precision, shift = precision.T, shift.T
     return dict(
-        site_precision_=spread_rows(precision, kept),
-        site_shift_=spread_rows(shift, kept),
-        loo_proba_=spread_rows(fit.loo_proba, kept, np.nan),
+        site_precision_=spread_rows(fit.shared(precision), kept),
+        site_shift_=spread_rows(fit.shared(shift), kept),
+        loo_proba_=spread_rows(fit.of_rows(fit.loo_proba), kept, np.nan),
     )
 
 

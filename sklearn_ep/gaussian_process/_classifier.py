@@ -31,6 +31,7 @@ from ._base import (
     factor_of,
     joined_fits,
     spread_of,
+    without_copies,
 )
 from ._dense import plan_dense
 from ._dense_fit import fit_dense
@@ -119,7 +120,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows; up to 1000 for at
         most eight classes (1600 classes times points) with ``kernel=None`` and
         ``hyperparameters="auto"``. It is sparse beyond, and where `inducing_points`, `batch_size`,
-        an averaged site or an optimizer of the sparse method are given.
+        an averaged site or an optimizer of the sparse method are given. Equal rows of one label
+        count as one, here and in the cost of a dense fit.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
@@ -582,10 +584,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             self._coder = None
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        if self._through_points(len(training.y)):
+        distinct, copies = without_copies(training, self.kernel)
+        if self._through_points(len(distinct.y)):
             parts, kept = array_parts(training, self.n_partitions), training.kept
-            del training
+            del training, distinct
             return self._fit_inducing(parts, kept, X, y)
+        training = distinct
         if not self._takes_objects:
             training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
@@ -593,7 +597,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         joint = _takes_joint(self, False)
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        fit = joined_fits(fits, training.y, spread_of(self, training), joint)
+        fit = joined_fits(fits, training.y, spread_of(self, training), joint, copies=copies)
         told = dict(variance_temper_=fit.temper) | attributes_of_lengths(fit)
         return self._store(plan, fit, training.kept, **told)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class ProcessLimits:
     """Numbers of rows, columns or entries.
 
-    Of rows, copies where they choose how a fit learns and averages, as weights are repeated rows.
+    Of rows, distinct ones where they choose between full matrices and inducing points, copies where
+    they choose how a fit learns, as weights are repeated rows.
     """
 
     # up to which "auto" keeps the full covariance matrix, and inducing points stay where they are,

@@ -42,6 +42,7 @@ from ._base import (
     joined_fits,
     last_sites,
     spread_of,
+    without_copies,
 )
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import span_coordinates, with_theta
@@ -116,7 +117,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
-        `n_inducing` or `inducing_points` are given.
+        `n_inducing` or `inducing_points` are given. Equal rows of one label count as one, here and
+        in the cost of a dense fit.
     n_inducing : int or None, default=None
         Number of inducing points, chosen by k-means in units of the spread of each column. None
         stands for 400 up to 2000 rows and ever fewer for more, so that the cost does not fall: 100
@@ -483,7 +485,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
             self._coder = None
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
-        through = self._through_points(len(training.y))
+        distinct, copies = without_copies(training, self.kernel)
+        through = self._through_points(len(distinct.y))
         self._check_schedule(through)
         joint = self._takes_joint(through)
         if through and (joint or self.n_partitions is not None):
@@ -491,12 +494,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
             setting = parted if joint else f"n_partitions={self.n_partitions}"
             wants_average(self, len(training.y), {setting: True})
             return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
+        training = distinct
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training, joint)
         fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y), joint)
         spread, own_points = spread_of(self, training), plan.unit is not None
-        fit = joined_fits(fits, training.y, spread, joint, own_points)
+        fit = joined_fits(fits, training.y, spread, joint, own_points, copies)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -679,8 +683,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return dict(
             label_noise_=one_or_stack(own["label_noise"]),
             no_errors_proba_=one_or_stack(own["no_errors_proba"]),
-            relaxation_=spread_rows(one_or_stack(own["relaxation"]), kept),
-            noise_proba_=spread_rows(wrong[k, np.arange(len(labels))], kept, np.nan),
+            relaxation_=spread_rows(fit.of_rows(one_or_stack(own["relaxation"])), kept),
+            noise_proba_=spread_rows(fit.of_rows(wrong[k, np.arange(len(labels))]), kept, np.nan),
             solver_path_=own["path"][0] if len(wrong) == 1 else own["path"],
         )
 

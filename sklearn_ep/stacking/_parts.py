@@ -91,13 +91,13 @@ class ProcessWithIntercept(EPGaussianProcessClassifier):
         super().fit(X, y, sample_weight)
         self.odds_slope_ = 1.0
         if len(self.classes_) == 2 and self.method_ == "dense":
-            seen = np.isfinite(self.loo_proba_)
-            odds, copies = _log_odds(self.loo_proba_[seen]), self._plan.weight
+            odds, copies = _log_odds(self._fitted.loo_proba), self._plan.weight
             alone = find_copies(self._plan.X, copies).of_each <= 1.0
             log_p = log_expit(np.column_stack([odds, -odds])[alone])
             rows = ClassRows(log_p, np.zeros(len(log_p), int), copies[alone])
             self.odds_slope_ = float(calibrated((LogPrior(self._spread_of_slope),), rows).scale[0])
-            self.loo_proba_[seen] = expit(self.odds_slope_ * odds)
+            seen = np.isfinite(self.loo_proba_)
+            self.loo_proba_[seen] = expit(self.odds_slope_ * _log_odds(self.loo_proba_[seen]))
         return self
 
     def _log_proba(self, X):

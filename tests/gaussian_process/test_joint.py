@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from oracles import oracle
+from oracles import oracle, written_out
 from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel
@@ -94,7 +94,7 @@ def test_names_of_classes_order_of_rows_and_weights():
     weight = np.random.RandomState(6).randint(0, 4, 30)
     weight[:4] = 1
     weighted = fixed(KERNEL).fit(X, y, sample_weight=weight)
-    repeated = fixed(KERNEL).fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+    repeated = fixed(KERNEL).fit(written_out(X, weight), np.repeat(y, weight))
     np.testing.assert_allclose(weighted.predict_proba(new), repeated.predict_proba(new), atol=1e-9)
     assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-8)
     assert weighted.site_precision_.shape == (4, 30)

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from oracles import written_out
 from scipy.stats import norm
 from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -174,7 +175,7 @@ def test_names_of_classes_order_of_rows_and_weights():
     weight = np.random.RandomState(6).randint(0, 4, 30)
     weight[:4] = 1
     weighted = fixed().fit(X, y, sample_weight=weight)
-    repeated = fixed().fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+    repeated = fixed().fit(written_out(X, weight), np.repeat(y, weight))
     np.testing.assert_allclose(weighted.predict_proba(NEW), repeated.predict_proba(NEW), atol=1e-8)
     assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-7)
     assert np.all(np.isnan(weighted.noise_proba_[weight == 0]))

@@ -198,7 +198,8 @@ def _rows_so_far(estimator, before, rows, forgetting):
     if isinstance(before, PassRun):
         older = before.stream and before.stream.first
     else:
-        older = Part(estimator._plan.X, estimator._plan.y, estimator._plan.weight)
+        plan, fit = estimator._plan, estimator._fitted
+        older = Part(fit.of_rows(plan.X.T).T, fit.of_rows(plan.y), fit.shared(plan.weight))
     if older is None:
         return None
     (X, y, weight), new = older.arrays, rows.arrays
