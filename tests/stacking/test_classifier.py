@@ -188,7 +188,8 @@ def test_the_same_with_workers_and_after_pickling(data, default):
     X, _ = data
     parallel = clone(default).set_params(n_jobs=2).fit(*data)
     assert_array_equal(parallel.predict_proba(X), default.predict_proba(X))
-    assert_array_equal(pickle.loads(pickle.dumps(default)).weights_, default.weights_)
+    for fitted in (default, parallel):
+        assert_array_equal(pickle.loads(pickle.dumps(fitted)).weights_, default.weights_)
 
 
 def test_sparse_rows_are_for_the_linear_part(data):
