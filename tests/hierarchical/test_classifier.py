@@ -143,6 +143,19 @@ def test_laplace_without_cavities_has_a_posterior():
     assert np.all(np.isfinite(clf.coef_std_)) and np.all(clf.tau_ > 0.0)
 
 
+def test_lists_of_partitions_tell_of_small_groups_as_rows_do():
+    X, y, g = make_hierarchical_logistic(30, 3, 1, tau=3.0, random_state=0)[:3]
+    table, half = np.column_stack([X, g]), len(y) // 2
+    parts = [(table[:half], y[:half]), (table[half:], y[half:])]
+    told = []
+    for n_partitions, data in ((2, (table, y)), ("auto", (parts,))):
+        clf = HierarchicalEPLogistic(1, n_partitions=n_partitions, **MODE)
+        with pytest.warns(UserWarning, match="of them of one class") as found:
+            clf.fit(*data)
+        told += [str(w.message) for w in found]
+    assert told[0] == told[1]
+
+
 def test_importance_agrees_with_ep():
     X, y, g = grouped()
     a = HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
