@@ -355,6 +355,7 @@ def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name, 
         (X, far, "sample_weight differs by a factor of a million"),
         (X * [1.0, 1e8, 1.0], None, "columns of X are very large, differ in size"),
         (X + 1e9, even, "far from zero for their spread: standardise"),
+        (np.vstack([np.full(3, 1e7), X[1:]]), None, "a million times as large as half of the"),
     ):
         with pytest.raises(ValueError, match=f"Classifier: overflow.*{match}"):
             if by_name:

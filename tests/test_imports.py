@@ -96,6 +96,10 @@ def alone():
         "import sklearn_ep; loaded = {m for m in sys.modules if m.startswith('sklearn_ep')}\n"
         "a = sklearn_ep.SpikeSlabRegressor; b = sklearn_ep.SpikeSlabRegressor\n"
         "print(sorted(loaded), a is b, a.__module__, 'sklearn_ep.convex' in sys.modules)\n"
+        "import sklearn_ep.stacking; own = [m for m in sys.modules if m.startswith('sklearn_ep')]\n"
+        "named = {c.__module__ for m in own for c in vars(sys.modules[m]).values()\n"
+        "    if isinstance(c, type) and c.__module__.startswith('sklearn_ep')}\n"
+        "print(sorted(named - set(sys.modules)))\n"
         "from sklearn_ep import *\n"
         "import sklearn_ep.active_learning, sklearn_ep.datasets, sklearn_ep.inspection\n"
         "loaded = {m.split('.')[0] for m in sys.modules}\n"
@@ -113,6 +117,11 @@ def test_import_is_silent_and_light(alone):
 
 def test_an_estimator_is_loaded_at_its_first_use(alone):
     assert alone[0][0] == "['sklearn_ep'] True sklearn_ep False"
+
+
+def test_classes_name_modules_that_are_loaded(alone):
+    # else a worker sends them by value, and what it fitted cannot be pickled
+    assert alone[0][1] == "[]"
 
 
 def test_the_top_level_names_what_it_has():

@@ -291,6 +291,12 @@ def numerical_cause(X, sample_weight):
         )
     with np.errstate(over="ignore"):  # a range beyond double precision is out of proportion
         spread, size = high - low, np.maximum(-low, high)
+    typical = np.inf if sp.issparse(X) else np.median(np.abs(X), axis=0)
+    if np.any(size > _DIGITS_LOST * np.where(typical > 0, typical, np.inf)):
+        return (
+            "A column of X has an entry that is a million times as large as half of the others: "
+            "look at that row, or take logarithms."
+        )
     sizes = size[(size > 0) & (spread > 0)]
     least = np.minimum(np.min(sizes, initial=np.inf), spread[(size > 0) & (spread > 0)])
     if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > _DIGITS_LOST):

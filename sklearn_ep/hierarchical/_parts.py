@@ -156,7 +156,10 @@ def shape_of(part, message):
 
 
 class PartLevels(NamedTuple):
-    """What the driver has to know of a raw part: named labels and rows of all levels by factor."""
+    """What the driver has to know of a raw part: named labels and rows of all levels by factor.
+
+    pure (J,) tells which groups have rows of one class; of one factor, whose groups are whole.
+    """
 
     n_rows: int
     classes: np.ndarray
@@ -164,6 +167,7 @@ class PartLevels(NamedTuple):
     labels: list[Any]
     sizes: list[np.ndarray]
     digest: str
+    pure: np.ndarray | None
 
 
 def describe_part(part, message, columns, with_digest):
@@ -176,8 +180,15 @@ def describe_part(part, message, columns, with_digest):
     known, codes = [k for k, _ in pairs], [c for _, c in pairs]
     text = np.asarray(y).astype(str)
     content = digest(X, text, weight, *codes) if with_digest else ""
-    ranges, n_rows = ColumnRanges.of_rows(X), [np.bincount(c) for c in codes]
-    return PartLevels(len(y), np.unique(y), ranges, list(known), n_rows, content)
+    ranges, n_rows, classes = ColumnRanges.of_rows(X), [np.bincount(c) for c in codes], np.unique(y)
+    pure = are_pure(codes[0], y == classes[-1]) if len(codes) == 1 else None
+    return PartLevels(len(y), classes, ranges, list(known), n_rows, content, pure)
+
+
+def are_pure(code, second):
+    """Return which groups (J,) have rows of one class; second (n,) marks rows of the second one."""
+    ones = np.bincount(code, weights=second)
+    return (ones == 0) | (ones == np.bincount(code))
 
 
 def join_levels(told):

@@ -40,7 +40,8 @@ class Plan(NamedTuple):
     treated at the end: by a "grid" where that is affordable, a "star" of few nodes, or at its
     "mode"; fingerprint, with a checkpoint, tells data and model from others.
     X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
-    q_f) and codes (n,) of each factor: None of raw parts.
+    q_f) and codes (n,) of each factor: None of raw parts, of which pure (J,) tells which groups of
+    one factor have rows of one class, in any order.
     """
 
     columns: _factors.FactorColumns
@@ -59,6 +60,7 @@ class Plan(NamedTuple):
     weight: Any = None
     designs: Any = None
     codes: Any = None
+    pure: Any = None
 
     @property
     def n_levels(self):
@@ -205,6 +207,8 @@ def plan_parts(est, run, with_digest):
     if engine != "messages":
         parts = parts._replace(site=_parts.sites_of_raw(n_rows, levels, n_levels, where))
     known = dict(parts=parts, n_rows=sum(n_rows), levels=levels, sizes=sizes, joint=False)
+    if len(columns.factors) == 1:
+        known["pure"] = np.concatenate([t.pure for t in told])
     return _planned(est, data if with_digest else None, columns, engine, **known)
 
 
@@ -477,10 +481,9 @@ def _remark_on_same_groups(first, second):
 def _remark_on_small_groups(plan, name, median, tau):
     """Return a sentence where sites of partitions see small groups of one class as Gaussian."""
     by_rows = plan.parts is not None or plan.settings.power != 1.0
-    if plan.engine not in ("ep", "laplace") or not by_rows or plan.codes is None:
+    if plan.engine not in ("ep", "laplace") or not by_rows:
         return ""
-    ones = np.bincount(plan.codes[0], weights=plan.y)
-    share = np.mean((ones == 0) | (ones == plan.sizes[0]))
+    share = np.mean(_parts.are_pure(plan.codes[0], plan.y) if plan.pure is None else plan.pure)
     if median >= 5 or (tau <= 4 and share <= 0.5):
         return ""
     return (

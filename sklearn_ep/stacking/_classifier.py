@@ -101,6 +101,15 @@ def _moments(p, count, alpha, n_draws):
     return mixture_moments(softmax(log_mass), weights, np.zeros(weights.shape))
 
 
+def _pairs_of(estimators):
+    """Return those entries of a list that are pairs."""
+    return [own for own in estimators if isinstance(own, tuple | list) and len(own) == 2]
+
+
+def _has_tags(part):
+    return hasattr(part, "__sklearn_tags__") and not isinstance(part, type)
+
+
 class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseComposition):
     """Mixture of classifiers, weighed by the probabilities they give to rows left out.
 
@@ -321,14 +330,15 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         check_number("n_jobs", self.n_jobs, integer=True, optional=True)
         if self.estimators is None:
             return default_parts(X, n_rows, self.random_state)
-        if not self.estimators:
-            raise ValueError("estimators is empty: give [(name, classifier), ...] or None.")
-        names = [name for name, _ in self.estimators]
-        self._validate_names(names)
-        for name, part in self.estimators:
-            if not is_classifier(part):
+        named = _pairs_of(self.estimators)
+        if not named or len(named) < len(self.estimators):
+            what = "has other entries" if len(self.estimators) else "is empty"
+            raise ValueError(f"estimators {what}: give [(name, classifier), ...] or None.")
+        self._validate_names([name for name, _ in named])
+        for name, part in named:
+            if not (_has_tags(part) and is_classifier(part)):
                 raise ValueError(f"the part {name!r} is no classifier: {part!r}.")
-        return self.estimators
+        return named
 
     @property
     def named_estimators_(self):
@@ -432,6 +442,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
-        parts = [] if self.estimators is None else [part for _, part in self.estimators]
+        # asked before a fit can refuse what is no part
+        parts = [part for _, part in _pairs_of(self.estimators or ()) if _has_tags(part)]
         tags.input_tags.sparse = all(get_tags(part).input_tags.sparse for part in parts)
         return tags

@@ -118,6 +118,44 @@ def test_laplace_is_less_accurate_unless_refined():
     assert off[0] > 0.2 and off[1] < 0.05 and off[2] < 0.05
 
 
+def by_laplace(seed, n_groups, d, scale, most, **options):
+    """Fit to groups of four rows whose labels mostly agree, with whole weights below `most`."""
+    rng = np.random.default_rng(seed)
+    g = np.repeat(np.arange(n_groups), 4)
+    X = rng.normal(size=(len(g), d))
+    uniform, log_odds = rng.uniform(size=len(g)), X[:, 0] + scale * rng.normal(size=n_groups)[g]
+    y, weight = uniform < 1 / (1 + np.exp(-log_odds)), rng.integers(1, most, size=len(g))
+    clf = HierarchicalEPLogistic(engine="laplace", n_partitions=3, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of few rows a group
+        return clf.fit(X, y, groups=g, sample_weight=weight)
+
+
+def test_laplace_settles_where_scales_are_large():
+    # the gradient of a coarse quadrature was not that of its value: 50 steps without a gain
+    clf = by_laplace(10, 30, 2, 2.5, 4, **MODE)
+    assert clf.converged_ and clf.n_iter_ <= 10 and clf.tau_ > 2.5
+
+
+def test_laplace_without_cavities_has_a_posterior():
+    # the messages at the mode left a part without a proper cavity: an error from the fit at a node
+    clf = by_laplace(4, 14, 1, 3.0, 9, random_slopes=[0], max_iter=8, **MODE)
+    assert np.all(np.isfinite(clf.coef_std_)) and np.all(clf.tau_ > 0.0)
+
+
+def test_lists_of_partitions_tell_of_small_groups_as_rows_do():
+    X, y, g = make_hierarchical_logistic(30, 3, 1, tau=3.0, random_state=0)[:3]
+    table, half = np.column_stack([X, g]), len(y) // 2
+    parts = [(table[:half], y[:half]), (table[half:], y[half:])]
+    told = []
+    for n_partitions, data in ((2, (table, y)), ("auto", (parts,))):
+        clf = HierarchicalEPLogistic(1, n_partitions=n_partitions, **MODE)
+        with pytest.warns(UserWarning, match="of them of one class") as found:
+            clf.fit(*data)
+        told += [str(w.message) for w in found]
+    assert told[0] == told[1]
+
+
 def test_importance_agrees_with_ep():
     X, y, g = grouped()
     a = HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)

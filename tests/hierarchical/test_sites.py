@@ -431,6 +431,21 @@ def _safe_moments(factor):
     return moments(factor)
 
 
+def test_a_climb_ends_where_the_gradient_does_though_values_have_errors():
+    def evaluate(phi):  # the error is larger than what the last steps gain
+        value = -0.5 * phi @ phi + 0.05 * np.abs(phi).sum()
+        return [part.SiteTerms(value, -phi, -np.eye(1))]
+
+    prior = Natural(np.eye(1), np.zeros(1))
+    limits = dict(tol=1e-3, max_iter=20)
+    mode, _, reason, _ = partitions_messages.find_mode(evaluate, prior, np.ones(1), 1, **limits)
+    assert reason == "converged" and abs(mode.phi[0]) < 1e-3
+    mode, _, reason, _ = partitions_messages.find_mode(
+        evaluate, prior, mode.phi + 0.02, 1, **limits
+    )
+    assert reason == "converged" and abs(mode.phi[0]) < 1e-3
+
+
 def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
     prior = Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))

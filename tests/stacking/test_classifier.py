@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import optimize, special
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.datasets import load_iris, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -188,7 +188,8 @@ def test_the_same_with_workers_and_after_pickling(data, default):
     X, _ = data
     parallel = clone(default).set_params(n_jobs=2).fit(*data)
     assert_array_equal(parallel.predict_proba(X), default.predict_proba(X))
-    assert_array_equal(pickle.loads(pickle.dumps(default)).weights_, default.weights_)
+    for fitted in (default, parallel):
+        assert_array_equal(pickle.loads(pickle.dumps(fitted)).weights_, default.weights_)
 
 
 def test_sparse_rows_are_for_the_linear_part(data):
@@ -327,6 +328,13 @@ def test_wrong_parts_are_refused_by_name(data):
         BayesianStackingClassifier([]).fit(*data)
     with pytest.raises(ValueError, match="'scaler' is no classifier"):
         BayesianStackingClassifier([("scaler", StandardScaler())]).fit(*data)
+    for wrong in ("drop", None, ConvexVariationalLogistic):  # searches ask for tags before a fit
+        named = BayesianStackingClassifier([("odd", wrong)])
+        assert is_classifier(named)
+        with pytest.raises(ValueError, match="'odd' is no classifier"):
+            named.fit(*data)
+    with pytest.raises(ValueError, match=r"other entries.*\(name, classifier\)"):
+        BayesianStackingClassifier([ConvexVariationalLogistic()]).fit(*data)
     twice = [("same", ConvexVariationalLogistic()), ("same", ConvexVariationalLogistic())]
     with pytest.raises(ValueError, match="unique"):
         BayesianStackingClassifier(twice).fit(*data)

@@ -165,6 +165,8 @@ class PartsGivenTheta:
         k, d = len(self.where), len(self.prior.shift)
         none = [None] * k, Natural(np.zeros((k, d, d)), np.zeros((k, d)))
         rows, start = none if sites is None else sites
+        if not is_proper(self.prior, start.precision):  # a Laplace approximation has no cavities
+            start = none[1]
         parts: list[Any] = []
 
         def tilted(cavities):

@@ -295,14 +295,16 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SI
 def _climbed(evaluate, prior, here, damping, d):
     """Return where a line search along the Newton step leads, or None if nothing is gained.
 
-    A point without a value is infinitely low. Where no step gains, quadrature and derivatives
-    disagree: nothing is left to gain.
+    A point without a value is infinitely low. Within a posterior sd of the mode errors of
+    quadrature hide what a step gains: one is taken as well after which the next is at most half
+    as long. Where no step is, quadrature and derivatives disagree: nothing is left to gain.
     """
     share = damping
     for _ in range(12):
         try:
             there = _ascent(evaluate, prior, here.phi + share * here.step, d)
-            if there.value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
+            gains = there.value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value)
+            if gains or there.length <= 0.5 * here.length < 0.5:
                 return there
         except (FloatingPointError, np.linalg.LinAlgError):
             pass
