@@ -75,6 +75,10 @@ class Plan(NamedTuple):
         """Number of the local factor: that with most effects, the first of equals."""
         return int(np.argmax(np.array(self.n_effects) * self.n_levels))
 
+    def posterior(self, payload):
+        """Return what predicts as if the fit stopped at an iteration, whose payload makes it."""
+        return payload()
+
     def prior(self):
         """Return the prior of phi = (coefficients, theta) as a `Natural`."""
         mean = np.r_[np.zeros(len(self.beta_sd)), self.theta_prior.mean]
@@ -219,7 +223,8 @@ def _look_at(est, told):
 def _planned(est, data, columns, engine, **known):
     """Return the `Plan` of what the data are known to be, with priors and settings.
 
-    data are those that a checkpoint has to belong to, None without one.
+    The estimator gets what predictions have to know of the data. data are those that a checkpoint
+    has to belong to, None without one.
     """
     n_columns = est.n_features_in_ - len(columns.taken)
     beta_sd, theta_prior = prior_sd(est, n_columns), _theta_prior(est, columns)
@@ -233,6 +238,8 @@ def _planned(est, data, columns, engine, **known):
     drawn = est.engine in DRAWING  # nothing else takes a number of a generator
     seed = check_random_state(est.random_state).randint(2**31) if drawn else 0
     settings = Bunch(**est.get_params(deep=False), theta=rule, seed=seed)
+    est._columns, est._levels, est._level_rows = columns, known["levels"], known["sizes"]
+    est._n_rows, est._forgotten = known["n_rows"], _factors.GroupsForgotten()
     asked = dict(settings=settings, fingerprint=fingerprint, **known)
     return Plan(columns, engine, beta_sd=beta_sd, theta_prior=theta_prior, **asked)
 
