@@ -13,7 +13,7 @@ from .._engine.hyper import NormalPrior
 from .._estimator import checks
 from .._estimator.checks import check_hyperparameters
 from .._estimator.row_parts import set_columns
-from .._estimator.tables import array_of, in_memory
+from .._estimator.tables import array_of, in_memory, label_table
 from . import _factors, _parts, _scales
 from ._classes import why_not_joint
 from .messages.parts import rows_of_parts
@@ -248,7 +248,7 @@ def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
         training = _training(est, X, y, sample_weight)
-        table = None if groups is None else _factors.label_table(groups, len(training.kept))
+        table = None if groups is None else label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
     X = array_of(X)
