@@ -203,20 +203,13 @@ class PosteriorMonitor:
 
     def __init__(self, monitor, posterior, save=None):
         self.monitor, self.posterior, self.save = monitor, posterior, save
-
-    def begin(self, name="iteration"):
-        """Tell that an iteration starts."""
-        self.monitor.begin(name)
+        self.begin, self.phase = monitor.begin, monitor.phase
 
     def end(self, record, payload):
         """Tell that an iteration ended; return whether to stop."""
         if self.save is not None:
             self.save(payload)
         return self.monitor.end(record, lambda: self.posterior(payload))
-
-    def phase(self, name):
-        """Open a phase of work that leads to the next iteration."""
-        return self.monitor.phase(name)
 
 
 class BinaryFit(NamedTuple):
