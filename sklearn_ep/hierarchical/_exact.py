@@ -17,7 +17,7 @@ from .._engine.hyper import Average, Node
 from .._engine.likelihoods import Logit
 from .._engine.loop import SILENT, worst_reason
 from .._engine.rules import rule_of_power
-from .._engine.sites import Sites
+from .._engine.sites import Sites, part_way
 from .._estimator.fitting import BinaryFit, PosteriorMonitor
 from . import _group_sites as group_sites
 from . import _layout as layouts
@@ -111,10 +111,7 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes, power=1.
 def _towards(old, new, step):
     if step == 1.0:
         return new
-    pairs = zip(old, new, strict=True)
-    return tuple(
-        type(x)(*(a + step * (b - a) for a, b in zip(x, y, strict=True))) for x, y in pairs
-    )
+    return tuple(part_way(*kind, step) for kind in zip(old, new, strict=True))
 
 
 def _one_pass(layout, design, prior, tau, sites, rule):

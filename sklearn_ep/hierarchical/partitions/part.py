@@ -24,7 +24,7 @@ from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular
 from ..._engine.likelihoods import Logit
 from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.rules import rule_of_power
-from ..._engine.sites import Sites
+from ..._engine.sites import Sites, part_way
 from .. import _scales
 from .._exact import GivenScales
 from .._layout import LocalPart, group_factors, row_mismatch
@@ -171,9 +171,7 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
         last, change = change, row_mismatch(sites, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
-        pairs = zip(sites, update.sites, strict=True)
-        sites = Sites(*(old + step * (new - old) for old, new in pairs))
-        n_passes += 1
+        sites, n_passes = part_way(sites, update.sites, step), n_passes + 1
     log_z = update.log_term @ rows.weight + posterior.log_z - cavity_mass
     return posterior._replace(sites=sites, log_z=log_z)
 
