@@ -319,8 +319,7 @@ class Summarised:
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         check_choice("sort", sort, ["strength", "column"])
-        if top is not None:
-            check_number("top", top, 1, integer=True)
+        check_number("top", top, 1, integer=True, optional=True)
         return self._summarise(level, top, sort, feature_names)
 
 
