@@ -68,7 +68,7 @@ def first_sites(layout):
     for small in layout.small:
         lean = 0.25 * layout.sign[small.rows].reshape(-1, small.size)
         weak = np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1))
-        out.append(group_sites.GroupSites(weak, lean))
+        out.append(Sites(weak, lean))
     return tuple(out)
 
 
@@ -168,7 +168,9 @@ def _eliminated(layout, design, tau, nu):
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    sums = layouts.sums_by_group(layout.ends, tau[:, None] * turned)
+    sums = layouts.sums_by_group(layout.ends[:-1], tau * turned.T)
+    if len(turned.T) > 1:  # of each group its lines together
+        sums = sums[np.arange(sums.shape[0]).reshape(-1, j).T.ravel()]
     return lower, layout.plain.weighed(sums), pulled
 
 
