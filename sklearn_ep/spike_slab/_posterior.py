@@ -170,9 +170,8 @@ class SparseMixture:
 
     def block(self, index):
         """Return the covariance (k, k) of some coefficients."""
-        unit, mean = self.units.to_coef(np.ones(self.means.shape[1]))[index], self.means[:, index]
-        if sp.issparse(mean):
-            mean = mean.toarray()
+        unit = self.units.to_coef(np.ones(self.means.shape[1]))[index]
+        mean = dense_rows(self.means[:, index])
         return self._total(self._block(index), mean, mean) * np.outer(unit, unit)
 
     def _total(self, within, left, right):
