@@ -281,8 +281,7 @@ def numerical_cause(X, sample_weight):
     X and sample_weight are what the user gave, or None.
     """
     try:
-        X = X if sp.issparse(X) else np.asarray(X, dtype=float)
-        low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
+        columns = ColumnRanges.of_rows(X if sp.issparse(X) else np.asarray(X, dtype=float))
         weight = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=float)
     except (TypeError, ValueError):  # labels of groups, partitions, operators
         return (
@@ -290,7 +289,7 @@ def numerical_cause(X, sample_weight):
             "their spread: standardise the columns."
         )
     with np.errstate(over="ignore"):  # a range beyond double precision is out of proportion
-        spread, size = high - low, np.maximum(-low, high)
+        spread, size = columns.high - columns.low, columns.sizes
     sizes = size[(size > 0) & (spread > 0)]
     least = np.minimum(np.min(sizes, initial=np.inf), spread[(size > 0) & (spread > 0)])
     if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > _DIGITS_LOST):
