@@ -198,17 +198,8 @@ class ColumnRanges(NamedTuple):
         """Return those of a dense, CSR or CSC X."""
         if not sp.issparse(X):
             return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
-        if X.format != "csr":
-            low, high = min_max_axis(X, axis=0)
-            return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
-        n, d = X.shape  # without a copy by columns
-        low, high, n_entries = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
-        np.minimum.at(low, X.indices, X.data)
-        np.maximum.at(high, X.indices, X.data)
-        np.add.at(n_entries, X.indices, X.data != 0)
-        zeros = np.bincount(X.indices, minlength=d) < n
-        low[zeros], high[zeros] = np.minimum(low[zeros], 0.0), np.maximum(high[zeros], 0.0)
-        return cls(low, high, n_entries)
+        low, high = min_max_axis(X, axis=0)
+        return cls(low, high, X.count_nonzero(axis=0))
 
     @classmethod
     def of_parts(cls, parts):
