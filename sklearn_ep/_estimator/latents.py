@@ -5,7 +5,6 @@ latent values. This posterior is a mixture of normal distributions, one for each
 hyperparameters.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -266,16 +265,18 @@ class JointLatents:
 
     def covariance(self, X1, X2):
         """Return the covariances (K, n1, n2) of each class, of two classes (n1, n2)."""
-        return self.covariance_with(X2)(X1)
+        between = self.posterior.covariance
+        if self.posterior.n_classes == 2:
+            signed = ((1, 1, 0.5), (0, 0, 0.5), (0, 1, -0.5), (1, 0, -0.5))
+            return sum(share * between(X1, X2, c, j) for c, j, share in signed)
+        return np.stack([between(X1, X2, c, c) for c in range(self.posterior.n_classes)])
 
     def covariance_with(self, X2):
         """Return the map from rows X1 to `covariance(X1, X2)`."""
-        between, K = partial(covariance_with, self.posterior, X2), self.posterior.n_classes
+        K = self.posterior.n_classes
         if K == 2:
-            signed = ((1, 1, 0.5), (0, 0, 0.5), (0, 1, -0.5), (1, 0, -0.5))
-            terms = [(between(c, j), share) for c, j, share in signed]
-            return lambda X1: sum(share * of_rows(X1) for of_rows, share in terms)
-        each = [between(c, c) for c in range(K)]
+            return lambda X1: self.covariance(X1, X2)
+        each = [covariance_with(self.posterior, X2, c, c) for c in range(K)]
         return lambda X1: np.stack([of_rows(X1) for of_rows in each])
 
     def variance_and_log_proba(self, X):
