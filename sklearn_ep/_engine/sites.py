@@ -29,6 +29,11 @@ class Sites(NamedTuple):
         return cls(np.zeros(n), np.zeros(n))
 
 
+def part_way(old: Any, new: Any, share: float) -> Any:
+    """Return the sites a share of the way to new ones, of any kind."""
+    return type(old)(*(a + share * (b - a) for a, b in zip(old, new, strict=True)))
+
+
 class Cavity(NamedTuple):
     """Mean and variance without copies of the site, and where that was proper.
 

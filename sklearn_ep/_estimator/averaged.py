@@ -24,11 +24,20 @@ def average_remarks(averages):
     return tuple(remarks)
 
 
-class _Mixture:
-    """Posteriors of the nodes and their weight (M,), which sums to one."""
+class AveragedPosterior:
+    """Mixture of the posteriors of one problem at several hyperparameters, of weight (M,).
+
+    The weight sums to one. Follows the contract of what it mixes: the items of
+    `latents.SeparateLatents`, or the item of `latents.JointLatents`, with all classes.
+    """
 
     def __init__(self, posteriors, weight):
         self.posteriors, self.weight = posteriors, weight
+
+    @property
+    def n_classes(self):
+        """Number of classes of a joint posterior, 1 of a binary problem."""
+        return getattr(self.posteriors[0], "n_classes", 1)
 
     @property
     def factor(self):
@@ -58,57 +67,25 @@ class _Mixture:
         """Return means (n,) or (n, K), at the cost of those of the nodes."""
         return np.tensordot(self.weight, [latent_mean(p, X) for p in self.posteriors], 1)
 
-
-class AveragedPosterior(_Mixture):
-    """Mixture of the posteriors of one problem at several hyperparameters.
-
-    Follows the contract of the items of `latents.SeparateLatents`.
-    """
-
-    def covariance(self, X1, X2):
-        """Return the covariance (n1, n2) by the law of total covariance."""
-        cov = np.array([p.covariance(X1, X2) for p in self.posteriors])
-        sides = [np.array([latent_mean(p, X) for p in self.posteriors]) for X in (X1, X2)]
-        return mixture_covariance(self.weight, cov, *sides)
+    def covariance(self, X1, X2, *classes):
+        """Return the covariance (n1, n2), of two classes of several, by the law of the total."""
+        cov = np.array([p.covariance(X1, X2, *classes) for p in self.posteriors])
+        means = [np.array([latent_mean(p, X) for p in self.posteriors]) for X in (X1, X2)]
+        if classes:
+            means = [mean[:, :, c] for mean, c in zip(means, classes, strict=True)]
+        return mixture_covariance(self.weight, cov, *means)
 
     def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n) of the latent function, each from one node."""
+        """Return joint draws (n_samples, n) or (n_samples, n, K), each from one node."""
         return draw_mixture(
             self.weight, lambda m, n: draw_latent(self.posteriors[m], X, n, rng), n_samples, rng
         )
 
     def draw_log_prob(self, link, X, n_samples, rng):
-        """Return label log probabilities (n_samples, n, 2) of such draws."""
+        """Return label log probabilities (n_samples, n, 2) of draws of a binary problem."""
         links = self.links(link)
 
         def of_node(m, n):
             return label_log_prob(links[m], draw_latent(self.posteriors[m], X, n, rng))
 
         return draw_mixture(self.weight, of_node, n_samples, rng)
-
-
-class AveragedClasses(_Mixture):
-    """Mixture of the joint posteriors of all classes at several hyperparameters.
-
-    Follows the contract of the item of `latents.JointLatents`.
-    """
-
-    @property
-    def n_classes(self):
-        """Number of classes."""
-        return self.posteriors[0].n_classes
-
-    def covariance(self, X1, X2, c, j):
-        """Return the covariance (n1, n2) of classes c and j by the law of total covariance."""
-        cov = np.array([p.covariance(X1, X2, c, j) for p in self.posteriors])
-        sides = [
-            np.array([p.latent_mean(X)[:, k] for p in self.posteriors])
-            for X, k in ((X1, c), (X2, j))
-        ]
-        return mixture_covariance(self.weight, cov, *sides)
-
-    def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n, K) of all classes, each from one node."""
-        return draw_mixture(
-            self.weight, lambda m, n: self.posteriors[m].draw(X, n, rng), n_samples, rng
-        )

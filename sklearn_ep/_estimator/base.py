@@ -151,6 +151,10 @@ class VersionedEstimator(CheckedInput, SavedEstimator):
     n_iter_: int
     history_: dict[str, np.ndarray]
     log_evidence_: float
+    hyperparameters_used_: str
+    hyper_names_: Any
+    hyper_nodes_: Any
+    hyper_weights_: Any
     n_features_in_: int
     feature_names_in_: np.ndarray
 

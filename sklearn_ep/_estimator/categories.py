@@ -33,7 +33,7 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
     are from each other.
 
     Fitted, `groups_` has the index of the column of the frame, counted without gaps, that each
-    column of the result is of, and `n_numbers_` the number of those that come first.
+    column of the result is of; numbers come first.
     """
 
     def fit(self, X, y=None):
@@ -61,7 +61,6 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
         sizes = [len(levels) + 1 for levels in encoder.categories_]
         first = np.arange(len(self.numbers_))
         of_categories = np.arange(len(first), self.n_features_in_)
-        self.n_numbers_ = len(first)
         self.groups_ = np.concatenate([first, np.repeat(of_categories, sizes)])
         return categories
 

@@ -198,17 +198,8 @@ class ColumnRanges(NamedTuple):
         """Return those of a dense, CSR or CSC X."""
         if not sp.issparse(X):
             return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
-        if X.format != "csr":
-            low, high = min_max_axis(X, axis=0)
-            return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
-        n, d = X.shape  # without a copy by columns
-        low, high, n_entries = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
-        np.minimum.at(low, X.indices, X.data)
-        np.maximum.at(high, X.indices, X.data)
-        np.add.at(n_entries, X.indices, X.data != 0)
-        zeros = np.bincount(X.indices, minlength=d) < n
-        low[zeros], high[zeros] = np.minimum(low[zeros], 0.0), np.maximum(high[zeros], 0.0)
-        return cls(low, high, n_entries)
+        low, high = min_max_axis(X, axis=0)
+        return cls(low, high, X.count_nonzero(axis=0))
 
     @classmethod
     def of_parts(cls, parts):
@@ -281,8 +272,7 @@ def numerical_cause(X, sample_weight):
     X and sample_weight are what the user gave, or None.
     """
     try:
-        X = X if sp.issparse(X) else np.asarray(X, dtype=float)
-        low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
+        columns = ColumnRanges.of_rows(X if sp.issparse(X) else np.asarray(X, dtype=float))
         weight = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=float)
     except (TypeError, ValueError):  # labels of groups, partitions, operators
         return (
@@ -290,7 +280,7 @@ def numerical_cause(X, sample_weight):
             "their spread: standardise the columns."
         )
     with np.errstate(over="ignore"):  # a range beyond double precision is out of proportion
-        spread, size = high - low, np.maximum(-low, high)
+        spread, size = columns.high - columns.low, columns.sizes
     typical = np.inf if sp.issparse(X) else np.median(np.abs(X), axis=0)
     if np.any(size > _DIGITS_LOST * np.where(typical > 0, typical, np.inf)):
         return (

@@ -174,11 +174,6 @@ class FitMonitor:
         entry = record | {"phase": self._name}
         return {name: np.append(values, entry[name]) for name, values in history.items()}
 
-    def completed_fit(self, fit, **more):
-        """Return a `BinaryFit` that ends as `completed` says; `more` are further attributes."""
-        attributes = {"_posteriors": [fit.posterior], **more}
-        return fit._replace(history=self.completed(fit.history, fit.log_evidence, attributes))
-
     @property
     def _loud(self):
         return int(getattr(self.estimator, "verbose", 0))
@@ -208,20 +203,13 @@ class PosteriorMonitor:
 
     def __init__(self, monitor, posterior, save=None):
         self.monitor, self.posterior, self.save = monitor, posterior, save
-
-    def begin(self, name="iteration"):
-        """Tell that an iteration starts."""
-        self.monitor.begin(name)
+        self.begin, self.phase = monitor.begin, monitor.phase
 
     def end(self, record, payload):
         """Tell that an iteration ended; return whether to stop."""
         if self.save is not None:
             self.save(payload)
         return self.monitor.end(record, lambda: self.posterior(payload))
-
-    def phase(self, name):
-        """Open a phase of work that leads to the next iteration."""
-        return self.monitor.phase(name)
 
 
 class BinaryFit(NamedTuple):
@@ -238,30 +226,6 @@ class BinaryFit(NamedTuple):
     log_evidence: float
     attributes: dict[str, Any]
     remark: str = ""
-
-
-def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
-    """Fit one binary problem, or one a class, and return the list of `BinaryFit`.
-
-    Parameters
-    ----------
-    fit_binary : callable
-        `fit_binary(sign, monitor, k)` with labels in {-1, +1} and k the number of the problem;
-        importable when n_jobs asks for processes.
-    y : ndarray of shape (n,)
-        Class indices.
-    n_classes : int
-    n_jobs : int or None
-    monitor : FitMonitor
-        Watches the iterations of a binary fit; of several classes each is one task.
-    """
-    if n_classes == 2:
-        return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
-    # a generator, so that the monitor hears of each class when it is done
-    answers = Workers(n_jobs, return_as="generator").completed(
-        lambda k: (fit_binary, np.where(y == k, 1.0, -1.0), SILENT, k), n_classes
-    )
-    return _each_told((fit for _, fit in answers), n_classes, monitor)
 
 
 def fit_each_problem(fit_one, n_problems, monitor):
@@ -293,8 +257,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     problem : object
         Sent to workers; its `posterior(payload)` predicts as if the fit stopped there.
     fit_binary : callable
-        `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`; of a joint problem it is given
-        class indices instead of signs.
+        `fit_binary(problem, sign, monitor, k)` gives the `BinaryFit` of problem k for labels in
+        {-1, +1}, of a joint problem for class indices; importable when n_jobs asks for processes.
     y : ndarray of shape (n,) or None
         Class indices; None where rows are spread over workers already, so that problems are fitted
         one after another.
@@ -312,22 +276,28 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     """
     X, y_given = data
     n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
+    n_problems = 1 if joint or n_classes == 2 else n_classes
     monitor = FitMonitor(
         estimator,
         X,
         y_given,
-        max_iter if joint or n_classes == 2 else n_classes,
+        max_iter if n_problems == 1 else n_problems,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
     if y is None:
-        n_problems = 1 if n_classes == 2 else n_classes
         fits = fit_each_problem(functools.partial(fit_one, None), n_problems, monitor)
-    elif joint or n_classes == 2:
+    elif n_problems == 1:
         fits = [fit_one(y if joint else np.where(y == 1, 1.0, -1.0), monitor, 0)]
     else:
-        fits = fit_one_versus_rest(fit_one, y, n_classes, estimator.n_jobs, monitor)
-    if len(fits) == 1:
-        fits = [monitor.completed_fit(fits[0])]
+        # a generator, so that the monitor hears of each class when it is done
+        answers = Workers(estimator.n_jobs, return_as="generator").completed(
+            lambda k: (fit_one, np.where(y == k, 1.0, -1.0), SILENT, k), n_problems
+        )
+        fits = _each_told((fit for _, fit in answers), n_problems, monitor)
+    if n_problems == 1:
+        attributes = {"_posteriors": [fits[0].posterior]}
+        history = monitor.completed(fits[0].history, fits[0].log_evidence, attributes)
+        fits = [fits[0]._replace(history=history)]
     monitor.finish()
     return fits
 

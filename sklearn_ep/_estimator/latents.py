@@ -81,27 +81,6 @@ def latent_mean(posterior, X):
     return posterior.latent_mean(X) if hasattr(posterior, "latent_mean") else posterior.latent(X)[0]
 
 
-def interval_of_separate(problems, level):
-    """Return central intervals (n, 2) of one problem, or (n, K, 2) of one a class.
-
-    `problems` are their `NodesAtRows`. The quantile of one probability is the link at the quantile
-    of the latent value, since links rise.
-    """
-    first = problems[0]
-    if len(problems) > 1:
-        return _interval_of_points(problems, level, _shares)
-    if any(link is not first.links[0] for link in first.links):
-        return _interval_of_points(problems, level, np.exp)[:, 0]
-    ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), _ends(level))
-    return np.exp(first.links[0].log_prob(1.0, ends)).T
-
-
-def interval_of_joint(nodes, level):
-    """Return central intervals (n, 2) or (n, K, 2) from the nodes of a joint posterior."""
-    found = _interval_of_points([nodes], level, np.exp)
-    return found[:, 1] if found.shape[1] == 2 else found
-
-
 def _ends(level):
     return [0.5 - 0.5 * level, 0.5 + 0.5 * level]
 
@@ -149,12 +128,6 @@ def _log_proba_at(nodes, points):
 def label_log_prob(link, draws):
     """Return log probabilities (..., 2) of the labels -1 and 1 at latent values."""
     return np.stack([link.log_prob(label, draws) for label in (-1.0, 1.0)], axis=-1)
-
-
-def committee(log_p):
-    """Return class probabilities (S, n, K) for label log probabilities (S, n, 2) a problem."""
-    log_p = log_p[0] if len(log_p) == 1 else np.stack([p[..., 1] for p in log_p], axis=-1)
-    return softmax(log_p, axis=-1)
 
 
 def draw_latent(posterior, X, n_samples, rng):
@@ -226,8 +199,19 @@ class SeparateLatents:
         return log_softmax(np.hstack([own.log_proba((1.0,)) for own in nodes]), axis=1)
 
     def proba_interval(self, X, level):
-        """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
-        return interval_of_separate(self._at(X), level)
+        """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`.
+
+        The quantile of one probability is the link at the quantile of the latent value, since links
+        rise.
+        """
+        problems = self._at(X)
+        first = problems[0]
+        if len(problems) > 1:
+            return _interval_of_points(problems, level, _shares)
+        if any(link is not first.links[0] for link in first.links):
+            return _interval_of_points(problems, level, np.exp)[:, 0]
+        ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), _ends(level))
+        return np.exp(first.links[0].log_prob(1.0, ends)).T
 
     def log_odds(self, X):
         """Return log odds (n, K) of each class against the rest: they rank as probabilities do.
@@ -240,7 +224,9 @@ class SeparateLatents:
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""
         pairs = zip(self.posteriors, self.links, strict=True)
-        return committee([draw_log_prob(p, k, X, n_samples, rng) for p, k in pairs])
+        log_p = [draw_log_prob(p, link, X, n_samples, rng) for p, link in pairs]
+        both = log_p[0] if len(log_p) == 1 else np.stack([p[..., 1] for p in log_p], axis=-1)
+        return softmax(both, axis=-1)
 
 
 class JointLatents:
@@ -313,7 +299,9 @@ class JointLatents:
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
         nodes = self._at(X)
         rough = {link: link.rough() for link in nodes.links}
-        return interval_of_joint(nodes._replace(links=[rough[k] for k in nodes.links]), level)
+        nodes = nodes._replace(links=[rough[k] for k in nodes.links])
+        found = _interval_of_points([nodes], level, np.exp)
+        return found[:, 1] if found.shape[1] == 2 else found
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""

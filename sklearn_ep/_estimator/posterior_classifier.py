@@ -29,10 +29,6 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
 
     classes_: np.ndarray
     loo_proba_: np.ndarray
-    hyperparameters_used_: str
-    hyper_names_: Any
-    hyper_nodes_: Any
-    hyper_weights_: Any
 
     def latent_mean_and_variance(self, X: RowsLike) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and variance of the latent function at new rows.

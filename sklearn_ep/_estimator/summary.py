@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -213,12 +214,9 @@ class Summary(Printed):
 
 def _in_lines(words):
     """Return lines of words with commas between them, no line longer than the widest that fits."""
-    lines = [""]
-    for k, word in enumerate(words):
-        word += "," * (k < len(words) - 1)
-        fits = not lines[-1] or len(lines[-1]) + 1 + len(word) <= _WIDTH
-        lines[-1:] = [f"{lines[-1]} {word}".lstrip()] if fits else [lines[-1], word]
-    return lines
+    whole = ", ".join(word.replace(" ", "\xa0") for word in words)  # a word has no break inside
+    lines = wrap(whole, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _cell(value):
@@ -319,8 +317,7 @@ class Summarised:
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         check_choice("sort", sort, ["strength", "column"])
-        if top is not None:
-            check_number("top", top, 1, integer=True)
+        check_number("top", top, 1, integer=True, optional=True)
         return self._summarise(level, top, sort, feature_names)
 
 

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 from scipy.sparse import issparse
+from sklearn.utils import column_or_1d
 
 
 def names_of(X):
@@ -36,24 +37,18 @@ def columns_at(X, places):
     return X.select(places) if hasattr(X, "column_names") else X[:, places]
 
 
-def column_at(X, place):
-    """Return a column of an array or a table: numbers as an array, anything else as a list."""
+def values_at(X, place):
+    """Return a column of an array or a table: numbers as such, anything else as objects."""
     if hasattr(X, "column_names") and not hasattr(X, "iloc"):
         column = X.column(place)
         values = column.to_numpy()
-        return values if values.dtype.kind in "iuf" else column.to_pylist()
+        return values if values.dtype.kind in "iuf" else objects(column.to_pylist())
     column = X.iloc[:, place] if hasattr(X, "iloc") else X[:, place]
     if hasattr(column, "to_list"):
         if not (hasattr(column.dtype, "kind") and column.dtype.kind in "iuf"):
-            return column.to_list()
+            return objects(column.to_list())
         column = column.to_numpy()
-    return column if column.dtype.kind in "iuf" else column.tolist()
-
-
-def values_at(X, place):
-    """Return a column of an array or a table: numbers as such, anything else as objects."""
-    column = column_at(X, place)
-    return column if isinstance(column, np.ndarray) else objects(column)
+    return column if column.dtype.kind in "iuf" else objects(column.tolist())
 
 
 def objects(values):
@@ -61,6 +56,52 @@ def objects(values):
     out = np.empty(len(values), dtype=object)
     out[:] = values
     return out
+
+
+def _label_list(groups, n_rows):
+    """Return labels as a list of Python objects, or raise a ValueError naming `groups`."""
+    if hasattr(groups, "to_list"):
+        labels = groups.to_list()
+    elif isinstance(groups, list | tuple):
+        labels = [g.item() if isinstance(g, np.generic) else g for g in groups]
+    else:
+        labels = column_or_1d(groups).tolist()
+    if len(labels) != n_rows:
+        raise ValueError(f"groups has {len(labels)} labels, but X has {n_rows} samples.")
+    return labels
+
+
+def is_table(groups):
+    """Say whether labels are an array or a data frame of columns: tuples in a list are labels."""
+    return len(getattr(groups, "shape", ())) == 2
+
+
+def label_table(groups, n_rows):
+    """Return labels beside X as a table, or raise a ValueError naming `groups`.
+
+    Those of one factor become a column of objects. A list of lists is a table row by row.
+    """
+    groups = _table_of_rows(groups)
+    if is_table(groups) and groups.shape[1] != 1:
+        if len(groups) != n_rows:
+            raise ValueError(
+                f"groups has {len(groups)} rows of labels, but X has {n_rows} samples."
+            )
+        return groups
+    if is_table(groups) and hasattr(groups, "iloc"):
+        groups = groups.iloc[:, 0]
+    return objects(_label_list(groups, n_rows))[:, None]
+
+
+def _table_of_rows(rows):
+    """Return a list of lists of labels as an array of objects (n, F), others as they are."""
+    if not (isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)):
+        return rows
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("groups has rows of different lengths: give every row the same factors.")
+    table = np.empty((len(rows), len(rows[0])), dtype=object)
+    table[:] = rows
+    return table
 
 
 def is_missing(label):

@@ -164,8 +164,7 @@ def _check_query(X, clf, fit_clf, n_reference):
     check_type(fit_clf, "fit_clf", bool)
     if not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
         check_type(clf, "clf", SkactivemlClassifier)
-    if n_reference is not None:
-        check_number("n_reference", n_reference, 1, integer=True)
+    check_number("n_reference", n_reference, 1, integer=True, optional=True)
 
 
 def _without_wrapper(clf, fit_clf, missing_label):

@@ -218,8 +218,7 @@ class Learner(Printed):
         strategies.check_strategy(strategy, estimator)
         strategies.check_objective(objective, strategy)
         check_number("refit_every", refit_every, 1, integer=True)
-        if n_reference is not None:
-            check_number("n_reference", n_reference, 1, integer=True)
+        check_number("n_reference", n_reference, 1, integer=True, optional=True)
         self._pool = rows_of(X_pool)
         if not self._pool.shape or self._pool.shape[0] == 0:
             raise ValueError("X_pool has no rows.")

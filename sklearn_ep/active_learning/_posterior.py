@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.special import ndtri_exp
 from sklearn.base import is_regressor
+from sklearn.utils.extmath import safe_sparse_dot
 
 from .._engine.gaussian import positive_variance, row_blocks
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
@@ -217,12 +218,7 @@ def _prior_covariance_with(estimator, X2):
     if sp.issparse(scaled) and np.prod(scaled.shape) <= _KEPT:
         scaled = scaled.toarray()
     scaled = scaled.T.tocsr() if sp.issparse(scaled) else np.ascontiguousarray(scaled.T)
-
-    def covariance(X1):
-        product = X1 @ scaled
-        return (product.toarray() if sp.issparse(product) else np.asarray(product)) + level
-
-    return covariance
+    return lambda X1: safe_sparse_dot(X1, scaled, dense_output=True) + level
 
 
 class _Responses(_SeparateProblems):

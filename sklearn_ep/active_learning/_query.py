@@ -40,7 +40,7 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
             )
         return X_reference
     if n_reference is None:
-        n_reference = strategies.n_reference_of(strategy)
+        n_reference = 1000 if strategy == "variance_reduction" else 200
     check_number("n_reference", n_reference, 1, integer=True)
     n = X.shape[0]
     if n <= n_reference:

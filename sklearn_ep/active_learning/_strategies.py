@@ -202,11 +202,6 @@ def needs_reference(strategy):
     return not callable(strategy) and (strategy in LOOK_AHEAD or strategy == "variance_reduction")
 
 
-def n_reference_of(strategy):
-    """Return how many reference rows a strategy has by default."""
-    return 1000 if strategy == "variance_reduction" else 200
-
-
 def is_greedy(strategy, diversify, n_instances):
     """Return whether a batch is built up one row after another."""
     if isinstance(diversify, str) and diversify == "auto":

@@ -23,7 +23,6 @@ from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites, cavity
-from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from ._base import (
     check_kernel,
     class_cavity,
@@ -81,7 +80,6 @@ class BinaryModel:
     accuracy: ClassVar[Accuracy] = Accuracy()
     exact_gradient: ClassVar[bool] = True
     node_tol: ClassVar[float] = _NODE_TOL
-    mixture: ClassVar[type] = AveragedPosterior
 
     def ep(self, kernel, X, sign, weight):
         """Return the fixed-point map of EP."""
@@ -140,7 +138,6 @@ class JointModel:
     learning_tol: ClassVar[float] = _JOINT_TOL
     accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
     node_tol: ClassVar[float] = _JOINT_NODE_TOL
-    mixture: ClassVar[type] = AveragedClasses
 
     @property
     def exact_gradient(self):

@@ -29,6 +29,7 @@ from .._engine.hyper import (
     search_mode,
 )
 from .._engine.loop import SILENT, StepsOfPhase, Trace
+from .._estimator.averaged import AveragedPosterior
 from ._base import (
     attributes_of_nodes,
     average_alone,
@@ -133,7 +134,7 @@ def _mixed_fit(plan, y, average, trace, end, result):
     more = attributes_of_nodes(average, [n.point for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])
-    posterior = plan.model.mixture(posteriors, average.weight)
+    posterior = AveragedPosterior(posteriors, average.weight)
     fit: Any = fit_of_sites(posterior, trace, end, result, kernel, mixed, **more)
     asked = end.reason == "asked"
     return fit if asked else fit._replace(log_evidence=average.log_evidence)

@@ -27,7 +27,7 @@ from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._engine.sites import Sites
 from . import _scales
 from ._layout import RowsToPredict, SharedRows, effect_columns
-from ._posterior import EffectsMixture
+from ._posterior import EffectsMixture, between
 
 _MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
 
@@ -267,19 +267,14 @@ class ClassMixture(EffectsMixture):
         nodes = [model.weights_at(node) for node in average.nodes]
         super().__init__(average, model.n_effects, model.n_named, nodes)
 
-    def _mixed(self, values):
-        """Return the average over the nodes of one array for each of them."""
-        return sum(w * value for w, value in zip(self.average.weight, values, strict=True))
-
     def beta_moments(self):
         """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
-        d = self.model.n_dense
-        mean = self._mixed(node.coef[:, :d] for node in self.nodes)
-        apart = [node.coef[:, :d] - mean for node in self.nodes]
-        pairs = zip(self.nodes, apart, strict=True)
-        return Moments(
-            mean, self._mixed(n.spread[:, :d, :, :d] + np.multiply.outer(a, a) for n, a in pairs)
-        )
+        d, weight = self.model.n_dense, self.average.weight
+        points = np.array([node.coef[:, :d] for node in self.nodes])
+        mean, cov = between(weight, points.reshape(len(points), -1))
+        spreads = np.array([node.spread[:, :d, :, :d] for node in self.nodes])
+        within = np.tensordot(weight, spreads, 1)
+        return Moments(mean.reshape(points.shape[1:]), within + cov.reshape(within.shape))
 
     def _log_weight(self, node, rows, y, weight, n_samples, rng):
         n_levels = self.model.n_levels

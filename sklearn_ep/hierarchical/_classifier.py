@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
-from sklearn.utils import Bunch, check_random_state
+from sklearn.utils import Bunch
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.partition import PartMap
 from .._estimator import fitting
 from .._estimator.annotations import Labels, RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import check_number, check_parts
+from .._estimator.checks import check_number, check_parts, checked_draws
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
@@ -689,8 +689,7 @@ class HierarchicalEPLogistic(
             If `n_samples` is less than one.
         """
         rows = _prediction.new_rows(self, X, groups)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = _generator(check_random_state(random_state))
+        rng = _generator(checked_draws(self, n_samples, random_state))
         return self._latents.committee(rows, n_samples, rng)
 
     def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> Bunch:
@@ -717,9 +716,7 @@ class HierarchicalEPLogistic(
         ValueError
             If `n_samples` is less than one.
         """
-        check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integer=True)
-        rng = _generator(check_random_state(random_state))
+        rng = _generator(checked_draws(self, n_samples, random_state))
         draws = []
         for posterior in self._posteriors:
             beta, effects, theta, _ = posterior.draw_parameters(n_samples, rng)

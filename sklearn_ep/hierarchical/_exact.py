@@ -17,7 +17,7 @@ from .._engine.hyper import Average, Node
 from .._engine.likelihoods import Logit
 from .._engine.loop import SILENT, worst_reason
 from .._engine.rules import rule_of_power
-from .._engine.sites import Sites
+from .._engine.sites import Sites, part_way
 from .._estimator.fitting import BinaryFit, PosteriorMonitor
 from . import _group_sites as group_sites
 from . import _layout as layouts
@@ -68,7 +68,7 @@ def first_sites(layout):
     for small in layout.small:
         lean = 0.25 * layout.sign[small.rows].reshape(-1, small.size)
         weak = np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1))
-        out.append(group_sites.GroupSites(weak, lean))
+        out.append(Sites(weak, lean))
     return tuple(out)
 
 
@@ -111,10 +111,7 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes, power=1.
 def _towards(old, new, step):
     if step == 1.0:
         return new
-    pairs = zip(old, new, strict=True)
-    return tuple(
-        type(x)(*(a + step * (b - a) for a, b in zip(x, y, strict=True))) for x, y in pairs
-    )
+    return tuple(part_way(*kind, step) for kind in zip(old, new, strict=True))
 
 
 def _one_pass(layout, design, prior, tau, sites, rule):
@@ -171,7 +168,9 @@ def _eliminated(layout, design, tau, nu):
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    sums = layouts.sums_by_group(layout.ends, tau[:, None] * turned)
+    sums = layouts.sums_by_group(layout.ends[:-1], tau * turned.T)
+    if len(turned.T) > 1:  # of each group its lines together
+        sums = sums[np.arange(sums.shape[0]).reshape(-1, j).T.ravel()]
     return lower, layout.plain.weighed(sums), pulled
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
-from sklearn.utils.validation import column_or_1d
 
 from .._estimator.tables import columns_at, is_missing, names_of, objects, values_at
 
@@ -40,19 +39,6 @@ def column_position(column, X, n_columns, parameter):
             f"dropped it{remedy}."
         )
     return names.index(column)
-
-
-def label_list(groups, n_rows):
-    """Return labels as a list of Python objects, or raise a ValueError naming `groups`."""
-    if hasattr(groups, "to_list"):
-        labels = groups.to_list()
-    elif isinstance(groups, list | tuple):
-        labels = [g.item() if isinstance(g, np.generic) else g for g in groups]
-    else:
-        labels = column_or_1d(groups).tolist()
-    if len(labels) != n_rows:
-        raise ValueError(f"groups has {len(labels)} labels, but X has {n_rows} samples.")
-    return labels
 
 
 def label_array(labels):
@@ -183,39 +169,6 @@ class GroupsForgotten:
             UserWarning,
             stacklevel=4,
         )
-
-
-def is_table(groups):
-    """Say whether labels are an array or a data frame of columns: tuples in a list are labels."""
-    return len(getattr(groups, "shape", ())) == 2
-
-
-def label_table(groups, n_rows):
-    """Return labels beside X as a table, or raise a ValueError naming `groups`.
-
-    Those of one factor become a column of objects. A list of lists is a table row by row.
-    """
-    groups = _table_of_rows(groups)
-    if is_table(groups) and groups.shape[1] != 1:
-        if len(groups) != n_rows:
-            raise ValueError(
-                f"groups has {len(groups)} rows of labels, but X has {n_rows} samples."
-            )
-        return groups
-    if is_table(groups) and hasattr(groups, "iloc"):
-        groups = groups.iloc[:, 0]
-    return objects(label_list(groups, n_rows))[:, None]
-
-
-def _table_of_rows(rows):
-    """Return a list of lists of labels as an array of objects (n, F), others as they are."""
-    if not (isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)):
-        return rows
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError("groups has rows of different lengths: give every row the same factors.")
-    table = np.empty((len(rows), len(rows[0])), dtype=object)
-    table[:] = rows
-    return table
 
 
 def labels_of(table, factor):

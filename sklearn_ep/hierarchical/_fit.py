@@ -8,7 +8,7 @@ from sklearn.utils import Bunch
 from .._estimator import fitting
 from . import _plan, _scales
 from ._exact import fit_exact
-from ._factors import GroupsForgotten, split_intercept
+from ._factors import split_intercept
 from ._parts import load_checkpoint, save_checkpoint, state_of
 from ._posterior import moments_by_class
 from .messages.fit import fit_by_messages
@@ -34,27 +34,16 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         saved = load_checkpoint(checkpoint, plan.fingerprint)
         previous = previous if saved is None else saved
         save = partial(save_checkpoint, checkpoint, plan.fingerprint)
-    known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
-    most = plan.settings.max_iter if n_problems == 1 else n_problems
-    monitor = fitting.FitMonitor(
-        estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
-    )
-    fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
-    if run is None and not plan.joint:
-        fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
-    else:
-        fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
-    if n_problems == 1:
-        fits = [monitor.completed_fit(fits[0], **known)]
-    monitor.finish()
-    return fits
+    fit = partial(_fit_problem, run, save, previous, classes[-n_problems:])
+    most = plan.settings.max_iter
+    return fitting.fit_problems(estimator, plan, fit, plan.y, most, data, plan.joint)
 
 
-def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
+def _fit_problem(run, save, previous, positives, plan, sign, monitor, k):
     """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
 
-    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory, unless classes are
-    fitted jointly.
+    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory, or the class indices
+    where classes are fitted jointly.
     """
     if plan.engine == "messages":
         return fit_by_messages(plan, sign, run, monitor, previous, save)
@@ -90,9 +79,7 @@ def attributes_of(plan, fits):
     out |= _of_sites(plan, fits)
     remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
     out["_remarks"] = (*_plan.remarks_on_plan(plan, out["tau_"]), *remarks)
-    out |= {"engine_": plan.engine, "_levels": plan.levels, "_level_rows": plan.sizes}
-    out |= {"_n_rows": plan.n_rows, "_forgotten": GroupsForgotten(), "_columns": columns}
-    return out | {"_posteriors": posteriors}
+    return out | {"engine_": plan.engine, "_posteriors": posteriors}
 
 
 def _of_scales(columns, posteriors, rule):

@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 
 from .._engine.gaussian import ImproperPosterior, Moments, row_blocks
 from .._engine.quadrature import gauss_legendre_panels, logistic_moments
+from .._engine.sites import Sites
 
 LARGEST_GROUP = 8  # rows up to which the filter costs less than it gives
 _REACH = 7.0  # nodes in u lie within this many prior sds
@@ -22,16 +23,6 @@ _POLES = 1.7  # from the real line, and the trapezoidal rule is then exact to 1e
 _LARGE = 50.0  # tau from which nodes gather where labels are in doubt
 _GRADED = np.array([-20.0, -8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0, 20.0])  # ends of panels there
 _BLOCK = 300_000  # doubles of a temporary: some of the cache
-
-
-class GroupSites(NamedTuple):
-    """Sites exp(shift' eta - eta' precision eta / 2) of G groups of k rows.
-
-    precision (G, k, k), shift (G, k).
-    """
-
-    precision: np.ndarray
-    shift: np.ndarray
 
 
 class TiltedGroups(NamedTuple):
@@ -76,14 +67,14 @@ def _times(matrices, vectors):
 
 
 def new_sites(tilted, wide):
-    """Return the undamped `GroupSites` for `Moments`."""
+    """Return the undamped `Sites` of groups for `Moments`: precision (G, k, k), shift (G, k)."""
     mean, cov = wide
     k = mean.shape[1]
     pull = tilted.gradient - _times(tilted.hessian, mean)
     right = np.concatenate([-tilted.hessian, pull[..., None]], axis=2)
     solved = _solved(np.eye(k) + tilted.hessian @ cov, right)
     precision = solved[..., :k]
-    return GroupSites(0.5 * (precision + precision.swapaxes(1, 2)), solved[..., k])
+    return Sites(0.5 * (precision + precision.swapaxes(1, 2)), solved[..., k])
 
 
 def log_site_masses(sites, wide):

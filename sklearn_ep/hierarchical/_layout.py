@@ -74,15 +74,15 @@ def even_rows(entries, at, width):
     return csr_array((entries.ravel(), at.ravel().astype(np.int32), ends), shape=(len(at), width))
 
 
-def sums_by_group(ends, entries):
-    """Return the matrix (J q, n) of sums over the rows of each group, by entries (n, q) of rows.
+def sums_by_group(starts, entries):
+    """Return the matrix (q J, n) of sums over the rows of each group, by entries (q, n) of rows.
 
-    Group j has rows ends[j] to ends[j + 1]; its lines are one for each of the q columns.
+    Rows are sorted by group, of which each begins at starts (J,); the lines of all groups come for
+    one of the q after the other.
     """
-    (n, q), j = entries.shape, len(ends) - 1
-    starts = np.append(np.add.outer(n * np.arange(q), ends[:-1]), n * q)
-    lines = csr_array((entries.T.ravel(), np.tile(np.arange(n), q), starts), shape=(q * j, n))
-    return lines if q == 1 else lines[np.arange(q * j).reshape(q, j).T.ravel()]
+    (q, n), j = entries.shape, len(starts)
+    ends = np.append(np.add.outer(n * np.arange(q), starts), n * q)
+    return csr_array((entries.ravel(), np.tile(np.arange(n), q), ends), shape=(q * j, n))
 
 
 def row_mismatch(old, new, mean, var):
@@ -384,10 +384,9 @@ def _dots(held, rows, group):
 
 
 class SmallGroups(NamedTuple):
-    """Groups of k rows each that have a site of their own: which rows, which groups, the rows."""
+    """Groups of k rows each that have a site of their own: which rows, k, and the rows."""
 
     rows: slice
-    groups: slice
     size: int
     shared: Any
 
@@ -442,8 +441,7 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     group = order[code[rows]]
     bounds = np.r_[np.flatnonzero(np.r_[True, np.diff(group) > 0]), len(rows)]
     shared = shared.take(rows)
-    small = _small_groups(size, order, bounds, shared)
-    n_plain = small[0].groups.start if small else len(bounds) - 1
+    small, n_plain = _small_groups(size, bounds, shared), np.count_nonzero(size == 0)
     copies = weight[rows]
     copies[bounds[n_plain] :] = 1.0
     of_rows = shared, sign[rows], copies, designs[local][rows]
@@ -484,13 +482,10 @@ def _content(shared, sign):
     return spread_bits(keys + spread_bits(of_level[shared.at]).sum(axis=1, dtype=np.uint64))
 
 
-def _small_groups(size, order, bounds, shared):
+def _small_groups(size, bounds, shared):
     """Return the `SmallGroups`, one for each size that occurs; shared are all rows in order."""
-    by_place = np.empty(len(size), dtype=int)
-    by_place[order] = size
-    found = []
+    by_place, found = np.sort(size), []  # groups are in the order of their sizes
     for k in np.unique(by_place[by_place > 0]):
-        a, b = np.searchsorted(by_place, [k, k + 1])
-        own = slice(bounds[a], bounds[b])
-        found.append(SmallGroups(own, slice(a, b), int(k), shared.take(own)))
+        own = slice(*bounds[np.searchsorted(by_place, [k, k + 1])])
+        found.append(SmallGroups(own, int(k), shared.take(own)))
     return found

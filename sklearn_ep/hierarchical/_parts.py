@@ -136,17 +136,14 @@ def parts_in_memory(plan, sign):
     for own in plan.parts.members:
         codes = [np.unique(code[own], return_inverse=True)[1] for code in plan.codes]
         designs = [w[own] for w in plan.designs]
-        out.append(Part(plan.X[own], sign[own], plan.weight[own], *designs, *codes))
+        out.append(Part(plan.X[own], sign[own], plan.weight[own], designs, codes))
     return out
 
 
 def read_rows(part, reader):
     """Return what `RawRows` returns, of a part by the driver, or by a reader of raw ones."""
-    if reader is not None:
-        return reader(load_part(part))
-    X, sign, weight, *of_factors = load_part(part)
-    n = len(of_factors) // 2
-    return X, sign, weight, of_factors[:n], of_factors[n:]
+    arrays = load_part(part)
+    return arrays if reader is None else reader(arrays)
 
 
 def shape_of(part, message):

@@ -13,7 +13,7 @@ from .._engine.hyper import NormalPrior
 from .._estimator import checks
 from .._estimator.checks import check_hyperparameters
 from .._estimator.row_parts import set_columns
-from .._estimator.tables import array_of, in_memory
+from .._estimator.tables import array_of, in_memory, label_table
 from . import _factors, _parts, _scales
 from ._classes import why_not_joint
 from .messages.parts import rows_of_parts
@@ -76,6 +76,10 @@ class Plan(NamedTuple):
     def local(self):
         """Number of the local factor: that with most effects, the first of equals."""
         return int(np.argmax(np.array(self.n_effects) * self.n_levels))
+
+    def posterior(self, payload):
+        """Return what predicts as if the fit stopped at an iteration, whose payload makes it."""
+        return payload()
 
     def prior(self):
         """Return the prior of phi = (coefficients, theta) as a `Natural`."""
@@ -223,7 +227,8 @@ def _look_at(est, told):
 def _planned(est, data, columns, engine, **known):
     """Return the `Plan` of what the data are known to be, with priors and settings.
 
-    data are those that a checkpoint has to belong to, None without one.
+    The estimator gets what predictions have to know of the data. data are those that a checkpoint
+    has to belong to, None without one.
     """
     n_columns = est.n_features_in_ - len(columns.taken)
     beta_sd, theta_prior = prior_sd(est, n_columns), _theta_prior(est, columns)
@@ -237,6 +242,8 @@ def _planned(est, data, columns, engine, **known):
     drawn = est.engine in DRAWING  # nothing else takes a number of a generator
     seed = check_random_state(est.random_state).randint(2**31) if drawn else 0
     settings = Bunch(**est.get_params(deep=False), theta=rule, seed=seed)
+    est._columns, est._levels, est._level_rows = columns, known["levels"], known["sizes"]
+    est._n_rows, est._forgotten = known["n_rows"], _factors.GroupsForgotten()
     asked = dict(settings=settings, fingerprint=fingerprint, **known)
     return Plan(columns, engine, beta_sd=beta_sd, theta_prior=theta_prior, **asked)
 
@@ -245,7 +252,7 @@ def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
         training = _training(est, X, y, sample_weight)
-        table = None if groups is None else _factors.label_table(groups, len(training.kept))
+        table = None if groups is None else label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
     X = array_of(X)

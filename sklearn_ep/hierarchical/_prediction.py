@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.gaussian import row_blocks
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.latents import is_joint
-from .._estimator.tables import array_of, in_memory, objects
+from .._estimator.tables import array_of, in_memory, is_table, label_table, objects
 from . import _factors
 from ._layout import RowsToPredict
 
@@ -55,8 +55,8 @@ def _split(est, X, groups):
         X = validate_data(est, X, reset=False, dtype=np.float64)
         if groups is None:
             return X, None
-        groups = array_of(groups) if _factors.is_table(groups) else groups
-        table = _factors.label_table(groups, len(X))
+        groups = array_of(groups) if is_table(groups) else groups
+        table = label_table(groups, len(X))
         if table.shape[1] != len(columns.factors):
             raise ValueError(
                 f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
@@ -98,7 +98,7 @@ def _numbered_together(est, tables):
     if est._columns.taken:
         tables = [array_of(table) for table in tables]
     else:
-        tables = [_factors.label_table(table, len(table)) for table in tables]
+        tables = [label_table(table, len(table)) for table in tables]
     labels = ([list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors)
     both = [objects(a + b) for a, b in labels]
     codes = np.array(list(map(_factors.codes_among, both, est._levels)))

@@ -258,9 +258,8 @@ def lattice_about(model, axes, first, tol, told):
     low = np.minimum(mean - _LIMITS.reach * near, axes.centre - near)
     bounds = np.column_stack([low, np.maximum(mean + _LIMITS.reach * near, axes.centre + near)])
     visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
-    origin = visits.evaluate(axes.centre, first)
-    if origin is None:  # a Newton step from the mode that leads to no posterior
-        origin = first
+    # a Newton step from the mode may lead to no posterior
+    origin = visits.evaluate(axes.centre, first) or first
     lattice = hyper.Lattice(origin, axes.root, spacing)
     lattice.explore(visits)
     average = lattice.smooth_average()._replace(n_without=visits.n_without)

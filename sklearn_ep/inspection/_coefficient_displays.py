@@ -13,7 +13,7 @@ from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_number
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
 from .._estimator.summary import interval_of
-from .._estimator.tables import column_at, names_of
+from .._estimator.tables import label_table, names_of, values_at
 from . import _drawing as drawing
 
 _MOST_NAMES = 36  # of features that stand upright below an axis and can be read
@@ -574,14 +574,11 @@ def _labels_of(estimator, X, groups, factor):
     """Return the labels of rows in a factor where X or groups have them as they are, else None."""
     column = estimator.group_column
     if column is None:
-        by_row = isinstance(groups, list) and groups and isinstance(groups[0], list)
-        # a tuple in a list is a label
-        is_table = by_row or len(getattr(groups, "shape", ())) == 2
-        return np.asarray(groups, dtype=object)[:, factor] if is_table else groups
+        return None if groups is None else values_at(label_table(groups, len(X)), factor)
     column = column[factor] if isinstance(column, list) else column
     if isinstance(column, tuple):
         return None
-    return column_at(X, names_of(X).index(column) if isinstance(column, str) else column)
+    return values_at(X, names_of(X).index(column) if isinstance(column, str) else column)
 
 
 def _steps(model, known, labels, rows, groups, y):

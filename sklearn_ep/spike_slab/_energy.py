@@ -131,8 +131,10 @@ class EnergyState:
 
         An improper cavity has no undamped update: the residual is then at least 1.
         """
-        factor = self.problem.factor
-        largest = largest_move(self.tilted, self.marginals, factor.slab_variance)
+        factor, tilted = self.problem.factor, self.tilted
+        sd = np.abs(np.sqrt(tilted.var) - np.sqrt(self.var))
+        move = np.maximum(np.abs(tilted.mean - self.mean), sd)
+        largest = float(move.max() / np.sqrt(factor.slab_variance))
         return largest if factor.proper(self.cavity[1]).all() else max(largest, 1.0)
 
     @property
@@ -144,13 +146,6 @@ class EnergyState:
     def target(self):
         """Undamped sites of regular EP, see `positive_sites`."""
         return positive_sites(self.problem.factor, self.cavity)
-
-
-def largest_move(tilted, marginals, slab_variance):
-    """Return the largest change of a mean or sd under an undamped sweep, in slab deviations."""
-    sd = np.abs(np.sqrt(tilted.var) - np.sqrt(marginals.var))
-    move = np.maximum(np.abs(tilted.mean - marginals.mean), sd)
-    return float(move.max() / np.sqrt(slab_variance))
 
 
 def positive_sites(factor, cavity):

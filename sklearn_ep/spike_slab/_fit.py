@@ -31,7 +31,6 @@ from ._learning import EvidenceSearch, overrated
 from ._model_law import ModelLaw
 from ._posterior import CoefficientMixture, CoefficientPosterior, mixture_of_draws
 from ._runs import SHORT, distinct, explore, run, run_start, settled_near
-from ._sequential_draws import SequentialDraws
 
 WORTH_A_REMARK = 0.1  # nats
 HYPER_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
@@ -149,18 +148,9 @@ def average_attributes(average, space, used, unit=0.0):
     }
 
 
-def coefficient_posterior(units, state, link=None):
-    """Return the `CoefficientPosterior` of an `EnergyState` at a fixed point, with its link."""
-    p, on, cavity = state.problem, state.matched.inclusion, state.matched
-    own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var
-    own -= np.stack([cavity.shift, cavity.precision])
-    draws = SequentialDraws(p.model, p.factor, p.noise, state.marginals, state.sites, own, on)
-    return CoefficientPosterior.of(units, draws, state.matched_tilted, link)
-
-
 def state_attributes(units, state):
     """Return the fitted attributes that follow from one state at given hyperparameters."""
-    mixture = CoefficientMixture([coefficient_posterior(units, state)], np.ones(1))
+    mixture = CoefficientMixture([CoefficientPosterior.of(units, state)], np.ones(1))
     return mixture.attributes() | {
         "log_evidence_": state.log_evidence,
         "site_shift_": state.sites[0] / units.y_scale,
@@ -198,7 +188,7 @@ def ep_attributes(plan, monitor):
         average = _about_mode(runs, mode, bounds, plan.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
-    parts = [coefficient_posterior(units, node.payload.state) for node in average.nodes]
+    parts = [CoefficientPosterior.of(units, node.payload.state) for node in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)
     unit = np.array([2 * np.log(units.y_scale)] * 2 + [0.0])
     found = average_attributes(average, space, used, unit)
@@ -251,7 +241,7 @@ def _with_others(units, mixture, evidences, others):
     """Return the mixture with the other fixed points at the mode added by their evidences."""
     if not others:
         return mixture
-    parts = [*mixture.posteriors, *(coefficient_posterior(units, p.state) for p in others)]
+    parts = [*mixture.posteriors, *(CoefficientPosterior.of(units, p.state) for p in others)]
     weight = softmax([*np.log(mixture.weight), *(evidences[1:] - evidences[0])])
     return CoefficientMixture(parts, weight)
 

@@ -77,11 +77,15 @@ class CoefficientPosterior:
     factor: Any = None
 
     @classmethod
-    def of(cls, units, draws, tilted, link=None):
-        """Return the posterior of `SequentialDraws` and the tilted distributions beside them."""
-        prior, unit = draws.factor, units.y_scale**2
-        slabs = TiltedMarginals(draws.inclusion, tilted.slab_mean, np.sqrt(tilted.slab_var))
-        noise, slab = float(draws.noise * unit), float(prior.slab_variance * unit)
+    def of(cls, units, state, link=None):
+        """Return the posterior of an `EnergyState` at a fixed point, with its link."""
+        p, cavity, tilted = state.problem, state.matched, state.matched_tilted
+        on, prior, unit = cavity.inclusion, p.factor, units.y_scale**2
+        own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var
+        own -= np.stack([cavity.shift, cavity.precision])
+        draws = SequentialDraws(p.model, prior, p.noise, state.marginals, state.sites, own, on)
+        slabs = TiltedMarginals(on, tilted.slab_mean, np.sqrt(tilted.slab_var))
+        noise, slab = float(p.noise * unit), float(prior.slab_variance * unit)
         return cls(units, slabs, draws, noise, slab, float(expit(prior.logit)), link)
 
     @property
@@ -166,9 +170,8 @@ class SparseMixture:
 
     def block(self, index):
         """Return the covariance (k, k) of some coefficients."""
-        unit, mean = self.units.to_coef(np.ones(self.means.shape[1]))[index], self.means[:, index]
-        if sp.issparse(mean):
-            mean = mean.toarray()
+        unit = self.units.to_coef(np.ones(self.means.shape[1]))[index]
+        mean = dense_rows(self.means[:, index])
         return self._total(self._block(index), mean, mean) * np.outer(unit, unit)
 
     def _total(self, within, left, right):

@@ -31,7 +31,7 @@ from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import BinaryFit, run_attributes
 from ._energy import EPEnergy, descend
-from ._fit import NodeRuns, average_attributes, coefficient_posterior
+from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
 from ._plan import (
@@ -41,7 +41,7 @@ from ._plan import (
     checked_rows,
     dense_rows,
 )
-from ._posterior import CoefficientMixture
+from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._prior import SpikeSlab
 from ._runs import Nearest, proper_state
 
@@ -321,7 +321,7 @@ class ProbitPlan:
         total = 1.0 / intercept.variance if fitted else 1.0
         centre = self.offset + self.scale * intercept.centre
         units = Standardisation(centre, self.scale, intercept.base, 1.0, total, total, fitted)
-        return coefficient_posterior(units, state.columns, PROBIT)
+        return CoefficientPosterior.of(units, state.columns, PROBIT)
 
 
 def make_plan(estimator, X, y, sample_weight):

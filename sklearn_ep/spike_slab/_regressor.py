@@ -239,9 +239,6 @@ class SpikeSlabRegressor(
 
     _accept_sparse = "csr"
     noise_variance_: float
-    hyper_names_: Any
-    hyper_nodes_: Any
-    hyper_weights_: Any
 
     def __init__(
         self,
@@ -535,8 +532,7 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         check_number("purity", purity, 0, 1)
-        if fdr is not None:
-            check_number("fdr", fdr, 0, 1, boundaries="neither")
+        check_number("fdr", fdr, 0, 1, boundaries="neither", optional=True)
         names = np.array(column_names(self), dtype=object)
         candidates = self._posteriors[0].candidates()
         return find_sets(candidates, self.inclusion_proba_, names, level, purity, fdr)

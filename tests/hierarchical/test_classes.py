@@ -536,6 +536,9 @@ def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path
     assert list(frame["class"].unique()) == ["a", "b", "c"] and len(frame) == 24
     names = list(est.summary().coefficients["name"])
     assert names[:3] == ["a: x0", "a: x1", "b: x0"] and names[-1] == "c: intercept"
+    # weights of draws are those of the labels as they were given
+    assert est.diagnose(500, X=Z, y=y).ess_share > 0.3
+    assert est.diagnose(500, X=Z, y=y[::-1]).ess_share < 0.1
 
 
 if __name__ == "__main__":  # PYTHONPATH=tests python tests/hierarchical/test_classes.py

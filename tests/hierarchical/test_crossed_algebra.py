@@ -137,7 +137,7 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
             own[:, :, None] * own[:, None] * (tau2 / (1 + tau2 * own.sum(1)))[:, None, None]
         )
         precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
-        groups.append(_group_sites.GroupSites(precision, np.zeros(own.shape)))
+        groups.append(Sites(precision, np.zeros(own.shape)))
         blocks.append(precision)
     node = model.evaluate(theta, (Sites(t[:0], t[:0]), *groups), 1e-9, max_passes=1)
     Z, B = dense_model(model, theta, rows)

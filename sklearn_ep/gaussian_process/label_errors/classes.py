@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.noisy_argmax import ErringArgmax
-from ..._estimator.averaged import AveragedClasses
+from ..._estimator.averaged import AveragedPosterior
 from .._base import class_cavity
 from .._joint_gp import JointGP, JointGPPosterior
 from ..inducing.classes import JointLabels
@@ -74,7 +74,7 @@ class ClassLabels:
 
     def mixture(self, points):
         """Return the kind of average of such posteriors."""
-        return AveragedClasses
+        return AveragedPosterior
 
     def rungs(self, plan):
         """Return the ladder of `climb`: expectation propagation, and less damping."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..._engine import gaussian
 from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate, reason_to_end
+from ..._engine.sites import part_way
 
 
 def pack(messages):
@@ -229,8 +230,7 @@ def _after_one(prior, messages, k, update, step):
     target.precision[k], target.shift[k] = update
     change = step / _MARGIN * (target.precision - messages.precision)
     step = step * proper_share(prior, messages.precision, change)
-    pairs = zip(messages, target, strict=True)
-    return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))
+    return part_way(messages, target, step)
 
 
 class Ascent(NamedTuple):

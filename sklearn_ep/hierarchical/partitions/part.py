@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
-from scipy.sparse import csr_array
 from scipy.special import expit, log_expit, logsumexp
 
 from ..._engine import gaussian
@@ -24,10 +23,10 @@ from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular
 from ..._engine.likelihoods import Logit
 from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.rules import rule_of_power
-from ..._engine.sites import Sites
+from ..._engine.sites import Sites, part_way
 from .. import _scales
 from .._exact import GivenScales
-from .._layout import LocalPart, group_factors, row_mismatch
+from .._layout import LocalPart, group_factors, row_mismatch, sums_by_group
 from .._parts import read_rows
 from .._posterior import between
 
@@ -69,13 +68,10 @@ def arrow_rows(X, sign, weight, local, group):
 
 def segment_products(rows, coefficient):
     """Return sum over the rows of each group of coefficient_mi x_i, (M, J, D)."""
-    (m, n), j = coefficient.shape, len(rows.starts)
+    m, j = len(coefficient), len(rows.starts)
     if j == 1:  # small parts spend a tenth of a fit in making the sparse matrix
         return (coefficient @ rows.X)[:, None]
-    ends = (np.arange(m)[:, None] * n + rows.starts).ravel()
-    entries = coefficient.ravel(), np.tile(np.arange(n), m), np.r_[ends, m * n]
-    matrix = csr_array(entries, shape=(m * j, n))
-    return (matrix @ rows.X).reshape(m, j, -1)
+    return (sums_by_group(rows.starts, coefficient) @ rows.X).reshape(m, j, -1)
 
 
 def _eliminate(rows, design, precision, shift):
@@ -171,9 +167,7 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
         last, change = change, row_mismatch(sites, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
-        pairs = zip(sites, update.sites, strict=True)
-        sites = Sites(*(old + step * (new - old) for old, new in pairs))
-        n_passes += 1
+        sites, n_passes = part_way(sites, update.sites, step), n_passes + 1
     log_z = update.log_term @ rows.weight + posterior.log_z - cavity_mass
     return posterior._replace(sites=sites, log_z=log_z)
 
