@@ -84,6 +84,15 @@ def test_the_quick_softmax_is_close():
             np.testing.assert_allclose(*stars, atol=2e-3)
 
 
+def test_the_winner_s_link_is_not_lost_where_its_latent_value_is_hardly_known():
+    """At a variance of 3400 an error of 4e-4 in the slope makes a link four times as large."""
+    y, mean = np.zeros(1, int), np.array([[-268.0, 27.7, 18.7, 221.6]])
+    var = np.array([[3433.0, 1e-8, 1e-8, 1376.0]])
+    slopes = [factor.tilted(y, mean, var).slope for factor in (QUICK_SOFTMAX, SOFTMAX)]
+    quick, fine = (slope[0, [0, 3]] / (1.0 - var[0, [0, 3]] * slope[0, [0, 3]]) for slope in slopes)
+    np.testing.assert_allclose(quick, fine, rtol=1e-3)
+
+
 @pytest.mark.parametrize("K", [2, 3, 5])
 def test_slopes_of_the_softmax_have_the_curvature_of_the_winner(K):
     for scale, close in ((0.01, 2e-3), (1.0, 3e-2), (30.0, 6e-2)):
