@@ -332,8 +332,9 @@ class _Race(NamedTuple):
         hazard = np.einsum("it,itj->ij", rho, rate)
         slope = -np.einsum("it,itj->ij", rho * centred, rate) / spread[:, None]
         slope = np.maximum(slope, 0.0)
-        # floored: with mixed noise the difference may come out below zero by rounding
-        own_slope = np.maximum(1.0 / spread - slope.sum(1), 1e-10)
+        # not what the losers leave of 1 / spread: in a wide cavity the site follows from the last
+        # digits of 1 - variance times slope, which are right here whatever the nodes
+        own_slope = np.maximum(-np.sum(rho * centred * score, axis=1) / spread, 1e-10)
         if self.matched:
             away = score - np.sum(rho * score, axis=1, keepdims=True)
             links = np.maximum(np.einsum("it,itj->ij", rho * away, rate), 0.0)

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 from plain_logistic import log_half_cauchy, plain_logistic
 from scipy.special import log_softmax
-from sklearn.datasets import load_iris, make_blobs
+from sklearn.datasets import load_iris, load_wine, make_blobs
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
@@ -111,6 +111,15 @@ def test_the_search_for_the_prior_variance_does_not_end_where_the_evidence_rises
     higher = ConvexVariationalLogistic(2.0 * v, calibration=None).fit(X, y)
     prior = log_half_cauchy(np.log(2.0 * v), X) - log_half_cauchy(np.log(v), X)
     assert higher.log_evidence_ + prior < est.log_evidence_ + 0.3
+
+
+def test_fits_by_weights_below_one_settle():
+    """Cavities of such rows come to an edge where less of a site is there than they would lack."""
+    X, y = load_wine(return_X_y=True)
+    weight = np.random.default_rng(4).exponential(size=len(y)) + 0.05
+    model = ConvexVariationalLogistic()
+    model.fit(StandardScaler().fit_transform(X), y, sample_weight=weight)
+    assert model.converged_ and model.n_iter_ < 30
 
 
 def test_rows_left_out_calibrate():

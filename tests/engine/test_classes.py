@@ -84,6 +84,15 @@ def test_the_quick_softmax_is_close():
             np.testing.assert_allclose(*stars, atol=2e-3)
 
 
+def test_the_winner_s_link_is_not_lost_where_its_latent_value_is_hardly_known():
+    """At a variance of 3400 an error of 4e-4 in the slope makes a link four times as large."""
+    y, mean = np.zeros(1, int), np.array([[-268.0, 27.7, 18.7, 221.6]])
+    var = np.array([[3433.0, 1e-8, 1e-8, 1376.0]])
+    slopes = [factor.tilted(y, mean, var).slope for factor in (QUICK_SOFTMAX, SOFTMAX)]
+    quick, fine = (slope[0, [0, 3]] / (1.0 - var[0, [0, 3]] * slope[0, [0, 3]]) for slope in slopes)
+    np.testing.assert_allclose(quick, fine, rtol=1e-3)
+
+
 @pytest.mark.parametrize("K", [2, 3, 5])
 def test_slopes_of_the_softmax_have_the_curvature_of_the_winner(K):
     for scale, close in ((0.01, 2e-3), (1.0, 3e-2), (30.0, 6e-2)):
@@ -207,7 +216,23 @@ def test_an_improper_cavity_is_the_marginal_and_told():
     assert not proper[0]
     np.testing.assert_array_equal(m, mean)
     np.testing.assert_array_equal(V, cov)
-    assert class_update(PROBIT, np.array([0]), sites, mean, cov, 0.0).proper.sum() == 0
+    assert class_update(PROBIT, np.array([0]), sites, mean, cov, 0.0).removed.sum() == 0
+
+
+def test_a_cavity_lacks_a_copy_or_what_leaves_enough_of_a_row_of_weight_below_one():
+    """What is removed does not jump where sites change little."""
+    mean, y, weight = np.array([[0.3, 0.0, -0.3]]), np.array([0]), np.array([0.2])
+    removed = []
+    for scale in np.linspace(0.01, 6.0, 121):
+        sites = Sites(scale * np.array([[0.5, 0.3, 0.2]]), np.zeros((1, 3)))
+        T = np.diag(sites.precision[0]) - sites.precision.T @ sites.precision / scale
+        cov = np.linalg.inv(np.eye(3) + weight * T)[None]
+        update = class_update(PROBIT, y, sites, mean, cov, 0.0, weight)
+        left = np.eye(3) + (weight - update.removed) * T
+        assert np.linalg.eigvalsh(left).min() >= 0.3 - 1e-9
+        removed.append(update.removed[0])
+    assert removed[0] == 1.0 and 0.2 < removed[-1] < 0.8
+    assert np.max(np.abs(np.diff(removed))) < 0.05
 
 
 def test_log_term_is_that_of_the_evidence():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles import oracle, written_out
 from sklearn.base import clone
-from sklearn.datasets import make_classification
+from sklearn.datasets import load_wine, make_classification
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel
 from sklearn.preprocessing import StandardScaler
 
@@ -161,6 +161,15 @@ def test_wide_priors_converge(amplitude):
     for labels in (y, np.digitize(X[:, 0], [-0.7, 0.0, 0.7])):
         est = fixed(ConstantKernel(amplitude) * RBF(1.0), tol=1e-6, max_sweeps=80).fit(X, labels)
         assert est.converged_ and np.isfinite(est.log_evidence_)
+
+
+@pytest.mark.parametrize("likelihood", ["logit", "probit"])
+def test_rows_of_weight_below_one_settle(likelihood):
+    X, y = load_wine(return_X_y=True)
+    X, rows = StandardScaler().fit_transform(X), np.random.default_rng(0).permutation(178)[:90]
+    weight = np.random.default_rng(0).exponential(size=90) + 0.05
+    model = EPGaussianProcessClassifier(likelihood=likelihood, hyperparameters="mode")
+    assert model.fit(X[rows], y[rows], sample_weight=weight).converged_
 
 
 def test_rows_of_conflicting_labels_and_far_rows_are_even():

@@ -158,6 +158,15 @@ def test_slopes_that_vary_by_a_shared_and_by_the_local_factor():
 # ---------------------------------------------------------------------------- what must not matter
 
 
+def test_rounding_errors_of_columns_move_small_groups_no_more_than_that():
+    """A small group takes in its rows one after the other, in an order that they decide."""
+    X, y, G = people_and_items(100, (20, 5))
+    model = functools.partial(HierarchicalEPLogistic, **MODE)
+    base = model().fit(X, y, groups=G[:, 0])
+    noise = np.random.default_rng(0).standard_normal(X.shape)
+    assert apart(base, model().fit(X * (1.0 + 1e-9 * noise), y, groups=G[:, 0])) < 1e-6
+
+
 def test_order_of_factors_and_rows_and_the_kind_of_labels_do_not_matter():
     X, y, G = people_and_items(100, (7, 5))
     model = functools.partial(HierarchicalEPLogistic, **MODE)  # one node is as telling

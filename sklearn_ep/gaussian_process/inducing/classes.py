@@ -127,7 +127,7 @@ class JointLabels:
         """Return the `Visit` of all classes to a `RowBlock`, with a `form` of the gradient."""
         mean, cov, smoothed = posterior.marginals(rows.W, form is not None)
         old, var = _class_sites(rows.sites, rows.y), np.einsum("ncc->nc", cov)
-        update = class_update(self.factor, rows.y, old, mean, cov, rows.extra_var)
+        update = class_update(self.factor, rows.y, old, mean, cov, rows.extra_var, rows.weight)
         slopes = None
         if form is not None:
             alpha, coupling = class_pull(old, update, mean, cov, form == "fresh")
