@@ -304,13 +304,15 @@ class JointEP:
         max_iter: int,
         damping: float,
         accelerate: bool,
-        mixing: float = 1.0,
+        mixing: float = 0.7,
         monitor: Monitor = SILENT,
     ) -> Result:
         """Iterate to the fixed point from sites x (2, n, K); see `loop.iterate` for the result.
 
-        Acceleration takes the share `mixing` of a step, the plain iteration the share `damping`.
-        Whole steps need fewer sweeps with normal noise: on iris 39, where a share of .7 needs 129.
+        Acceleration takes the share `mixing` of a step, the plain iteration the share `damping`. To
+        1e-3 at 32 fixed kernels and links of Gaussian processes (eight sets of 200 rows) .7 takes
+        267 sweeps, whole steps 277 and half ones 289. On the way between kernels of separable
+        classes whole steps take up to four times as many (segment, 968 rows).
         `ahead` of an accelerated result that converged is the next state that it would propose.
         """
         acceleration = Anderson(depth=4, mixing=mixing, growth=2.0) if accelerate else None

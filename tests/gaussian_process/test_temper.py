@@ -73,7 +73,7 @@ def test_draws_and_intervals_are_those_of_the_predictions():
     X, y = of_the_model(3, 30, 3)
     est = fit(X, y)
     new = of_the_model(4, 4)[0]
-    draws = est.sample_proba(new, 6_000, random_state=0)
+    draws = est.sample_proba(new, 60_000, random_state=0)
     np.testing.assert_allclose(draws.mean(0), est.predict_proba(new), atol=0.02)
     ends = np.moveaxis(np.quantile(draws, [0.05, 0.95], axis=0), 0, -1)
     np.testing.assert_allclose(ends, est.predict_proba_interval(new), atol=0.04)
