@@ -275,8 +275,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     list of BinaryFit
     """
     X, y_given = data
-    n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
-    n_problems = 1 if joint or n_classes == 2 else n_classes
+    fit_one = functools.partial(fit_binary, problem)
+    n_problems = 1 if joint else estimator._n_problems
     monitor = FitMonitor(
         estimator,
         X,

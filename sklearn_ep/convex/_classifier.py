@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
-from .._engine.partition import Part, PartMap
+from .._engine.partition import PartMap
 from .._engine.sites import Sites
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks
@@ -445,7 +445,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """
         check_parameters(self)
         if is_unweighted_part_list(X, y, sample_weight):
-            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, X, y)
+            self._fit_parts(X, True, X, y)
         else:
             training = validate_training(
                 self, X, y, sample_weight, accept_sparse=self._accept_sparse
@@ -563,10 +563,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         A stream that `begins` has the same for all classes.
         """
-        n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         variances = getattr(self, "prior_variance_", given_variance(self))
-        of_each = n_problems > 1 and not begins
-        return list(variances) if of_each else [variances] * n_problems
+        of_each = self._n_problems > 1 and not begins
+        return list(variances) if of_each else [variances] * self._n_problems
 
     def _log_score(self, X, y, weight):
         """Return the mean log probability of labels by what was learned before, or by the prior."""

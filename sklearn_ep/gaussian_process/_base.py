@@ -17,8 +17,7 @@ from sklearn.gaussian_process.kernels import (
     DotProduct,
     Kernel,
 )
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import (
@@ -48,6 +47,7 @@ from .._estimator.checks import (
     check_flag,
     check_hyperparameters,
     check_number,
+    checked_class_weights,
     checked_weights,
     refuse_joint,
     same_units,
@@ -273,11 +273,6 @@ def check_kernel(kernel, K):
             f"kernel {kernel} is not positive definite on these data; use a positive definite "
             "kernel, or add a WhiteKernel to it."
         ) from error
-
-
-def draw_seed(random_state):
-    """Return a seed out of a random state: workers and later calls draw from it alike."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def object_rows(X):
@@ -667,20 +662,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
 
     def _class_weighted(self, y, weight):
-        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
-
-        "balanced" counts copies, so that weights still equal repetition.
-        """
-        if self.class_weight is None:
-            return weight
-        args = dict(classes=self.classes_, y=self.classes_[y], sample_weight=weight)
-        of_class = compute_class_weight(self.class_weight, **args)
-        if not np.all(np.isfinite(of_class) & (of_class > 0)):
-            raise ValueError(
-                f"class_weight must be positive and finite, got {self.class_weight}; leave out the "
-                "rows of a class that should not count."
-            )
-        return weight * of_class[y]
+        """Return the copies (n,) of rows with class indices y times the weights of the classes."""
+        return weight * checked_class_weights(self, self.classes_[y], weight)[y]
 
     @property
     def _takes_objects(self):
@@ -725,11 +708,6 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             if self.kernel is None:
                 warn_of_spreads(self, training.X)
         return training._replace(weight=self._class_weighted(training.y, training.weight))
-
-    @property
-    def _n_problems(self):
-        """Number of binary problems."""
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
 
     @property
     def _last_fit(self):

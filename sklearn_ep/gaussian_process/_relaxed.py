@@ -19,6 +19,7 @@ from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
+    draw_seed,
     is_part_list,
     spread_rows,
 )
@@ -31,13 +32,13 @@ from .._estimator.fitting import (
     one_or_stack,
 )
 from .._estimator.latents import JointLatents, is_joint
+from .._estimator.row_parts import array_parts
 from ._base import (
     GaussianProcessBase,
     allows_joint,
     check_input_gradient,
     check_kernel,
     column_spread,
-    draw_seed,
     inducing_count,
     joined_fits,
     last_sites,
@@ -47,14 +48,7 @@ from ._base import (
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import span_coordinates, with_theta
 from ._limits import LIMITS
-from .inducing.rows import (
-    array_parts,
-    check_part_list,
-    checked_parts,
-    described,
-    first_points,
-    labels_and_copies,
-)
+from .inducing.rows import check_part_list, described, first_points, labels_and_copies
 from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors
@@ -483,7 +477,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             check_part_list(self, sample_weight)
             wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
-            return self._fit_parts(checked_parts(X), None, X, y)
+            return self._fit_parts(X, None, X, y)
         training = self._training(X, y, sample_weight)
         distinct, copies = without_copies(training, self.kernel)
         through = self._through_points(len(distinct.y))
