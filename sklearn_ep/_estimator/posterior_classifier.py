@@ -102,11 +102,6 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         check_is_fitted(self)
         return links_of(self._posteriors) if observed else self._links()
 
-    @property
-    def _n_problems(self):
-        """Number of binary problems."""
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
-
     def _links(self):
         return links_of(self._posteriors)
 

@@ -29,11 +29,13 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
+    count_problems,
     fit_method,
     fit_problems,
     hyper_attributes,
     one_or_stack,
     run_attributes,
+    signs_of,
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
@@ -564,8 +566,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         A stream that `begins` has the same for all classes.
         """
         variances = getattr(self, "prior_variance_", given_variance(self))
-        of_each = self._n_problems > 1 and not begins
-        return list(variances) if of_each else [variances] * self._n_problems
+        of_each = count_problems(self) > 1 and not begins
+        return list(variances) if of_each else [variances] * count_problems(self)
 
     def _log_score(self, X, y, weight):
         """Return the mean log probability of labels by what was learned before, or by the prior."""
@@ -581,8 +583,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """Return the labels in {-1, +1} of each binary problem, or raise for a label not seen."""
         self._check_seen(y)
         index = np.searchsorted(self.classes_, y)
-        positive = [1] if n_problems == 1 else range(n_problems)
-        return [np.where(index == k, 1.0, -1.0) for k in positive]
+        return [signs_of(index, k, n_problems) for k in range(n_problems)]
 
     @in_precision_of_rows
     def decision_function(self, X: RowsLike) -> np.ndarray:

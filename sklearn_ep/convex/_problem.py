@@ -24,7 +24,7 @@ from .._estimator.checks import (
     refuse_joint,
     same_units,
 )
-from .._estimator.fitting import BinaryFit
+from .._estimator.fitting import BinaryFit, count_problems
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
@@ -301,7 +301,7 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     them.
     """
     variance, n = how[0], len(prior.variance)
-    n_problems = estimator._n_problems
+    n_problems = count_problems(estimator)
     of_prior = repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
     shape = (*state, n, n_problems, variance, of_prior)
     problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)

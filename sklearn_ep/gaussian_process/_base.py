@@ -61,6 +61,7 @@ from .._estimator.fitting import (
     one_or_stack,
     remarks_of,
     run_attributes,
+    signs_of,
     warn_not_converged,
 )
 from .._estimator.latents import draw_latent
@@ -68,7 +69,7 @@ from .._estimator.posterior_classifier import PosteriorClassifier
 from ._hyperparameters import central_differences, learned_coordinates
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
-from ._response import added_variance, check_responds, corrections, signs_of, site_problems
+from ._response import added_variance, check_responds, corrections, site_problems
 from ._structured import GroupedRBF
 from ._summary import KernelReport
 

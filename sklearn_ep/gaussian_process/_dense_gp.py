@@ -196,10 +196,7 @@ class KernelGP(DenseGP):
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-        return self.contracted(state.evidence_curvature())
-
-    def contracted(self, R):
-        """Return sum(R * dK) / 2 (p,) for the derivatives of the covariance in theta."""
+        R = state.evidence_curvature()
         if not isinstance(self._cross, StationaryCross):
             return 0.5 * contract(self.kernel, self.X, R)
         return 0.5 * self._cross.contract(self._block(), R, False)[0]

@@ -24,13 +24,7 @@ from .._estimator.checks import (
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import (
-    FitMonitor,
-    fit_each_problem,
-    fit_method,
-    fit_problems,
-    one_or_stack,
-)
+from .._estimator.fitting import count_problems, fit_method, fit_problems, one_or_stack
 from .._estimator.latents import JointLatents, is_joint
 from .._estimator.row_parts import array_parts
 from ._base import (
@@ -520,12 +514,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
             labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
             empty, unit = np.zeros_like(empty), data.units.spread
             plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
-            problem = PartedErrors(plan, data)
-            monitor = FitMonitor(self, X, y, None, problem.told)
-            fit_one = partial(fit_parted_errors, problem, run)
-            fits = fit_each_problem(fit_one, len(plan.settings), monitor)
+            problem, fit_one = PartedErrors(plan, data), partial(fit_parted_errors, run)
+            fits = fit_problems(self, problem, fit_one, None, None, (X, y), joint)
             y = labels_and_copies(run, data)[0]
-            monitor.finish()
         fit = joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
@@ -597,7 +588,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _labels(self, y, joint):
         """Return what rows are of, and empty sites, one entry a problem."""
         labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
-        return labels, np.stack([labels.empty_sites(y)] * (1 if joint else self._n_problems))
+        return labels, np.stack([labels.empty_sites(y)] * count_problems(self, joint))
 
     def _takes_joint(self, through_points):
         """Return whether all classes get one joint posterior; refuse settings that exclude it."""

@@ -27,7 +27,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     changed.
     """
     classes, save = estimator.classes_, None
-    n_problems = 1 if plan.joint else estimator._n_problems
+    n_problems = fitting.count_problems(estimator, plan.joint)
     if checkpoint is not None:
         if n_problems > 1:
             raise ValueError("checkpoint needs two classes; y has more.")

@@ -31,6 +31,7 @@ from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
 from ..._estimator.checks import Training, same_units
+from ..._estimator.fitting import count_problems
 from .._base import (
     GPFit,
     attributes_of_nodes,
@@ -258,7 +259,7 @@ def labels_of(estimator, joint, copies=None):
         return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     factor, rule = factor_of(estimator), rule_of_power(estimator.power)
     averaged = estimator.site_memory == "average"
-    return BinaryProblems(factor, rule, estimator._n_problems, copies if averaged else None)
+    return BinaryProblems(factor, rule, count_problems(estimator), copies if averaged else None)
 
 
 def _labels_of_passes(estimator, labels, moves):
