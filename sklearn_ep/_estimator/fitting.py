@@ -229,7 +229,7 @@ class BinaryFit(NamedTuple):
 
 
 def count_problems(estimator, joint=False):
-    """Return the number of problems of a classifier: one where all classes have one, else binary."""
+    """Return the number of problems of a classifier: binary ones, or one of all classes jointly."""
     n_classes = len(estimator.classes_)
     return 1 if joint or n_classes == 2 else n_classes
 

@@ -18,7 +18,7 @@ from .._estimator.checks import (
     check_common,
     check_number,
     draw_seed,
-    is_part_list,
+    is_unweighted_part_list,
     warn_of_spreads,
 )
 from .._estimator.compat import with_callbacks
@@ -575,8 +575,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_part_list(X, y):
-            check_part_list(self, sample_weight)
+        if is_unweighted_part_list(X, y, sample_weight):
+            check_part_list(self)
             self._coder = None
             return self._fit_inducing(X, None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))

@@ -20,7 +20,7 @@ from .._estimator.checks import (
     check_common,
     check_number,
     draw_seed,
-    is_part_list,
+    is_unweighted_part_list,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
@@ -466,9 +466,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_part_list(X, y):
+        if is_unweighted_part_list(X, y, sample_weight):
             self._check_schedule(through_points=True)
-            check_part_list(self, sample_weight)
+            check_part_list(self)
             wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
             return self._fit_parts(X, None, X, y)

@@ -465,17 +465,13 @@ def told(monitor: Monitor, node: Node) -> bool:
 
 
 def find_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    near: Node | None = None,
-    max_iter: int = 25,
+    evaluate: Evaluate, phi: np.ndarray, bounds: np.ndarray, near: Node | None = None
 ) -> Node | None:
     """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
 
     None where there is no posterior at phi. Each evaluation starts from the best node so far.
     """
-    found = search_mode(evaluate, phi, bounds, _ROUGH, max_iter=max_iter, near=near)
+    found = search_mode(evaluate, phi, bounds, _ROUGH, max_iter=25, near=near)
     return None if found is None else found[0]
 
 

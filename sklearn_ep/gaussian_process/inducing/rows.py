@@ -309,10 +309,8 @@ def described(estimator, run, kept, seed):
     return data, np.ones(sum(data.sizes), dtype=bool)
 
 
-def check_part_list(estimator, sample_weight):
+def check_part_list(estimator):
     """Raise a ValueError where parameters do not go with a list of partitions."""
-    if sample_weight is not None:
-        raise ValueError("sample_weight must be None for a list of partitions.")
     if estimator.method == "dense":
         raise ValueError("method='dense' does not take a list of partitions as X.")
     if estimator.class_weight is not None:
