@@ -333,6 +333,13 @@ def run_attributes(fits):
     }
 
 
+def replace_fitted(estimator, attributes):
+    """Set fitted attributes; what another kind of fit has left goes."""
+    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
+        delattr(estimator, name)
+    vars(estimator).update(attributes, _of_last_fit=list(attributes))
+
+
 def hyper_attributes(nodes, weights, names, used):
     """Return the attributes that tell of averages by nodes (M, T) and weights (M,), one a problem.
 

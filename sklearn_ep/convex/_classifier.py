@@ -34,6 +34,7 @@ from .._estimator.fitting import (
     fit_problems,
     hyper_attributes,
     one_or_stack,
+    replace_fitted,
     run_attributes,
     signs_of,
     warn_not_converged,
@@ -555,7 +556,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         attributes["_n_rows"] = np.size(y) + getattr(self, "_n_rows", 0)
         before = getattr(self, "stream_log_score_", np.empty(0))
         attributes["stream_log_score_"] = np.append(before, log_score)
-        _replace(self, attributes)
+        replace_fitted(self, attributes)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
@@ -782,7 +783,7 @@ def _store_fit(estimator, problem, fits, kept):
         attributes["prior_variance_"] = scale**2 / site.start_precision()
         if isinstance(estimator.prior, str):
             attributes["laplace_scale_"] = scale * site.scale
-    _replace(estimator, attributes)
+    replace_fitted(estimator, attributes)
 
 
 def _of_rows(own, left_out, kept):
@@ -807,13 +808,6 @@ def _averages_told(estimator, averages):
     used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
     nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
     return hyper_attributes(nodes, weights, names, used) | {"_averages": averages}
-
-
-def _replace(estimator, attributes):
-    """Set fitted attributes; what another kind of fit has left goes."""
-    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
-        delattr(estimator, name)
-    vars(estimator).update(attributes, _of_last_fit=list(attributes))
 
 
 def _by_class(posteriors):

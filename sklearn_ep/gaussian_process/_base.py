@@ -60,6 +60,7 @@ from .._estimator.fitting import (
     hyper_attributes,
     one_or_stack,
     remarks_of,
+    replace_fitted,
     run_attributes,
     signs_of,
     warn_not_converged,
@@ -79,11 +80,6 @@ from ._summary import KernelReport
 # temper. One error gives .015, three .016, and none with Cauchy's prior of linear models .008
 # (`python doc/benchmarks/tempers.py`).
 _TEMPER_ERRORS = 2.0
-
-# Attributes that not every fit has.
-_OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
-_OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_", "stream_log_score_"]
-_OPTIONAL += ["effective_lengths_"]
 
 
 def check_scale(total_variance, varies):
@@ -721,17 +717,13 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         `kept` marks the rows of the caller that the fit has sites of; `more` are attributes of one
         estimator.
         """
-        for name in _OPTIONAL:
-            if name in vars(self):
-                delattr(self, name)
         self._plan, self._fitted = plan, fit
         learned = plan is not None and self.optimizer is not None
         attributes = run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
         learned_rate = getattr(self, "label_noise", None) == "learn"
         attributes |= attributes_of_averages(fit, learned, learned_rate)
-        for name, value in attributes.items():
-            setattr(self, name, value)
+        replace_fitted(self, attributes)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
         self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
         self.log_marginal_likelihood_value_ = self.log_evidence_
