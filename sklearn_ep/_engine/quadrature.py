@@ -338,16 +338,10 @@ def tilted_by_panels(
     return log_z, centre[:, 0], spread[:, 0]
 
 
-def _tanh_over(v: np.ndarray) -> np.ndarray:
-    """Return tanh(v) / v, smooth at zero."""
-    small = v < 1e-4
-    safe = np.where(small, 1.0, v)
-    return np.where(small, 1.0 - v * v / 3.0, np.tanh(safe) / safe)
-
-
 def local_precision(x: np.ndarray) -> np.ndarray:
-    """Return the precision of the Gaussian that supports the logistic function at s^2 = x."""
-    return 0.25 * _tanh_over(0.5 * np.sqrt(x))
+    """Return the precision of the Gaussian that supports the logistic function at s^2 = x > 0."""
+    v = 0.5 * np.sqrt(x)
+    return 0.25 * np.tanh(v) / v
 
 
 def _local_pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,12 +30,12 @@ from .._dense_gp import finite_or_named
 from .._kernels import SingleCross, cross_covariance
 
 
-def block_rows(m, kind=np.float64, n_bytes=800_000):
-    """Return the number of rows of a block of W for m inducing points in a float type.
+def block_rows(m, entries=100_000):
+    """Return the number of rows of a block of W for m inducing points.
 
-    Few enough bytes to stay in cache, enough for the full product rate.
+    Few enough entries to stay in cache, enough for the full product rate.
     """
-    return int(np.clip(n_bytes // (m * np.dtype(kind).itemsize), 128, 4096))
+    return int(np.clip(entries // m, 128, 4096))
 
 
 def rows_times(W, v):
