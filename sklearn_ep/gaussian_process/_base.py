@@ -27,7 +27,7 @@ from .._engine.class_sites import (
 )
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import average_of, log_weights_without
+from .._engine.hyper import average_of, log_weights_without, mixture_covariance
 from .._engine.left_out import (
     CavityRows,
     LogPrior,
@@ -435,15 +435,25 @@ def last_sites(last, kernel, empty, spread):
     return [kernel.theta] * len(empty), list(empty)
 
 
+def _inducing_moments(posterior):
+    """Return mean and covariance of the inducing values, those of a mixture by total covariance."""
+    if not hasattr(posterior, "posteriors"):
+        return posterior.inducing_mean, posterior.inducing_cov
+    pairs = map(_inducing_moments, posterior.posteriors)
+    mean, cov = (np.array(each) for each in zip(*pairs, strict=True))
+    return posterior.weight @ mean, mixture_covariance(posterior.weight, cov, mean, mean)
+
+
 def attributes_of_points(fit):
     """Return the attributes that tell of the inducing points of a `GPFit`."""
     if fit.inducing_points is None:
         return dict(method_="dense")
+    means, covs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
     return dict(
         method_="sparse",
         inducing_points_=fit.inducing_points,
-        inducing_mean_=one_or_stack([p.inducing_mean for p in fit.posteriors]),
-        inducing_cov_=one_or_stack([p.inducing_cov for p in fit.posteriors]),
+        inducing_mean_=one_or_stack(means),
+        inducing_cov_=one_or_stack(covs),
     )
 
 

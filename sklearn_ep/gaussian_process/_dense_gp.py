@@ -198,7 +198,7 @@ class KernelGP(DenseGP):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
         R = state.evidence_curvature()
         if not isinstance(self._cross, StationaryCross):
-            return 0.5 * contract(self.kernel, self.X, R)
+            return 0.5 * contract(self.kernel, self.X, R)[0]
         return 0.5 * self._cross.contract(self._block(), R, False)[0]
 
     def _block(self):

@@ -30,6 +30,7 @@ from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
+from ..._estimator.averaged import AveragedPosterior
 from ..._estimator.checks import Training, same_units
 from ..._estimator.fitting import count_problems
 from .._base import (
@@ -80,7 +81,7 @@ from .rows import (
     first_points,
     labels_and_copies,
 )
-from .values import AveragedInducing, InducingGP, InducingPrior
+from .values import InducingGP, InducingPrior
 
 
 class SomeRows(NamedTuple):
@@ -598,6 +599,6 @@ def _mixed_nodes(plan, ep, average, run):
     log_weight = log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
-    mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]
+    mixtures = [AveragedPosterior(list(parts), weight) for parts in zip(*each, strict=True)]
     loo_proba = np.exp(np.logaddexp.reduce(log_weight + loo, axis=0))
     return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

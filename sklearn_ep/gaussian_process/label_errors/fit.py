@@ -42,7 +42,6 @@ from .._base import (
 )
 from .._kernels import with_theta
 from .._limits import LIMITS
-from ..inducing.values import AveragedInducing
 from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
 from .rules import SequentialEP
@@ -316,11 +315,10 @@ def _mixed(nodes, average, without, log_odds, trace, end):
         pairs += [(n.payload.point, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
     posteriors, weight, told = _parts(problem, pairs, weight)
-    mixture = AveragedPosterior if setting.points is None else AveragedInducing
     state = setting, result.evaluation.payload[0]
     more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
     mean = with_theta(problem.plan.kernel, average.weight @ theta)
-    run = mixture(posteriors, weight), trace, end, result, mean
+    run = AveragedPosterior(posteriors, weight), trace, end, result, mean
     return fit_of_sites(*run, more, setting.points)
 
 
