@@ -424,6 +424,12 @@ def refuse_joint(estimator, setting):
         )
 
 
+def count_problems(estimator, joint=False):
+    """Return the number of problems of a classifier: binary ones, or one of all classes jointly."""
+    n_classes = len(estimator.classes_)
+    return 1 if joint or n_classes == 2 else n_classes
+
+
 def is_part_list(X: Any, y: Any) -> TypeGuard[Sequence[Any]]:
     """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
     if y is not None or not isinstance(X, list | tuple) or len(X) == 0:

@@ -14,7 +14,7 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
 from .annotations import Method
-from .checks import numerical_cause
+from .checks import count_problems, numerical_cause
 
 
 def fit_method(method: Method) -> Method:
@@ -226,12 +226,6 @@ class BinaryFit(NamedTuple):
     log_evidence: float
     attributes: dict[str, Any]
     remark: str = ""
-
-
-def count_problems(estimator, joint=False):
-    """Return the number of problems of a classifier: binary ones, or one of all classes jointly."""
-    n_classes = len(estimator.classes_)
-    return 1 if joint or n_classes == 2 else n_classes
 
 
 def signs_of(y, k, n_problems):

@@ -20,6 +20,7 @@ from .._estimator.checks import (
     check_column_scales,
     checked_draws,
     checked_weights,
+    count_problems,
     in_precision_of_rows,
     is_single,
     is_unweighted_part_list,
@@ -29,7 +30,6 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
-    count_problems,
     fit_method,
     fit_problems,
     hyper_attributes,

@@ -20,11 +20,12 @@ from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
     checked_class_weights,
+    count_problems,
     draw_seed,
     refuse_joint,
     same_units,
 )
-from .._estimator.fitting import BinaryFit, count_problems
+from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last

@@ -23,7 +23,7 @@ from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites, cavity
-from .._estimator.fitting import count_problems
+from .._estimator.checks import count_problems
 from ._base import (
     check_kernel,
     class_cavity,

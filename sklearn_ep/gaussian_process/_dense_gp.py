@@ -196,7 +196,10 @@ class KernelGP(DenseGP):
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-        R = state.evidence_curvature()
+        return self.contracted(state.evidence_curvature())
+
+    def contracted(self, R):
+        """Return sum(R * dK) / 2 (p,) for the derivatives of the covariance in theta."""
         if not isinstance(self._cross, StationaryCross):
             return 0.5 * contract(self.kernel, self.X, R)[0]
         return 0.5 * self._cross.contract(self._block(), R, False)[0]

@@ -272,6 +272,10 @@ class JointGP(KernelGP):
         self._rounded = self.K
         return state
 
+    def evidence_gradient(self, state):
+        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
+        return self.contracted(state.evidence_curvature())
+
     def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
 

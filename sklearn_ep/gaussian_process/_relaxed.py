@@ -19,12 +19,13 @@ from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
+    count_problems,
     draw_seed,
     is_unweighted_part_list,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import count_problems, fit_method, fit_problems, one_or_stack
+from .._estimator.fitting import fit_method, fit_problems, one_or_stack
 from .._estimator.latents import JointLatents, is_joint
 from .._estimator.row_parts import array_parts
 from ._base import (

@@ -31,8 +31,7 @@ from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
 from ..._estimator.averaged import AveragedPosterior
-from ..._estimator.checks import Training, same_units
-from ..._estimator.fitting import count_problems
+from ..._estimator.checks import Training, count_problems, same_units
 from .._base import (
     GPFit,
     attributes_of_nodes,
