@@ -101,7 +101,7 @@ def contrast_variances(cov: np.ndarray) -> np.ndarray:
     return np.maximum(v, _LEAST_VARIANCE)
 
 
-def _stars(d: np.ndarray) -> np.ndarray:
+def stars(d: np.ndarray) -> np.ndarray:
     """Return T = diag(d) - d d' / sum d of each row, (n, K, K)."""
     T = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
     np.einsum("ncc->nc", T)[:] += d
@@ -114,7 +114,7 @@ def class_cavities(sites: Sites, mean: np.ndarray, cov: np.ndarray) -> Cavity:
     One that is left with no variance is not proper: where hyperparameters changed since, or links
     of other rows are negative.
     """
-    A = np.eye(mean.shape[1]) - cov @ _stars(sites.precision)
+    A = np.eye(mean.shape[1]) - cov @ stars(sites.precision)
     proper = np.linalg.det(A) > 0
     A[~proper] = np.eye(mean.shape[1])
     shift = np.where(proper[:, None], sites.shift, 0.0)
@@ -210,13 +210,13 @@ def class_pull(
     `fresh` it is that of log Z under the cavities, which the curvature of the star stands for, else
     that of prior times sites; at a fixed point of up to three classes they are the same.
     """
-    T = _stars(sites.precision)
+    T = stars(sites.precision)
     lack = sites.shift - np.einsum("ncj,nj->nc", T, mean)
     if not fresh:
         return lack, -T
     T, lack = update.removed[:, None, None] * T, update.removed[:, None] * lack
     _, g, e = update.tilted
-    right = (g - lack)[:, :, None] * g[:, None, :] - _stars(e)
+    right = (g - lack)[:, :, None] * g[:, None, :] - stars(e)
     left = np.eye(mean.shape[1]) - T @ cov
     return g, np.linalg.solve(left, right)
 

@@ -5,26 +5,12 @@ draw is the product over rows of likelihood over site, and the prior cancels.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 from scipy.stats import genpareto
 
 from .likelihoods import Factor
-
-
-class ImportanceCheck(NamedTuple):
-    """What importance weights say.
-
-    `ess_share` is the effective sample size over the number of draws; `pareto_k` the shape of the
-    largest weights, below 0.5 good, above 0.7 the approximation misses part of the posterior
-    (Vehtari et al. 2024); `log_mean` the log of the mean weight, the correction of the evidence.
-    """
-
-    ess_share: float
-    pareto_k: float
-    log_mean: float
 
 
 def site_log_weights(
@@ -70,13 +56,13 @@ def weight_space_log_weights(
     return log_joint - log_q
 
 
-def importance_check(log_weights: np.ndarray) -> ImportanceCheck:
-    """Return the `ImportanceCheck` of log weights (s,), s at least 25.
+def importance_check(log_weights: np.ndarray) -> tuple[float, float]:
+    """Return the effective share of draws with log weights (s,), s at least 25, and Pareto's k.
 
-    The tail is the largest min(s / 5, 3 sqrt(s)) weights, as Vehtari et al. advise.
+    k is the shape of the largest min(s / 5, 3 sqrt(s)) weights, as Vehtari et al. (2024) advise:
+    below 0.5 is good, above 0.7 the approximation misses part of the posterior.
     """
     s = len(log_weights)
-    log_mean = float(logsumexp(log_weights) - np.log(s))
     weights = np.exp(log_weights - log_weights.max())
     ess = weights.sum() ** 2 / (weights @ weights)
     ordered = np.sort(weights)
@@ -84,6 +70,5 @@ def importance_check(log_weights: np.ndarray) -> ImportanceCheck:
     tail = ordered[-size:] - ordered[-size - 1]
     if tail[-1] <= 1e-12:
         # equal weights: the approximation is exact, and there is no tail to fit
-        return ImportanceCheck(float(ess / s), -np.inf, log_mean)
-    shape = genpareto.fit(tail[tail > 0], floc=0)[0]
-    return ImportanceCheck(float(ess / s), float(shape), log_mean)
+        return float(ess / s), -np.inf
+    return float(ess / s), float(genpareto.fit(tail[tail > 0], floc=0)[0])

@@ -400,6 +400,11 @@ def covariance_root(cov: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
 
 
+def with_data(B: Any, data: np.ndarray) -> Any:
+    """Return a CSR matrix of other entries without a copy of the structure."""
+    return type(B)((data, B.indices, B.indptr), shape=B.shape)
+
+
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
     """Return B' diag(weight) B as a dense matrix (q, q)."""
     if hasattr(B, "weighted_gram"):
@@ -409,10 +414,7 @@ def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
             half = np.sqrt(weight)[:, None] * B
             return half.T @ half
         return B.T @ (weight[:, None] * B)
-    scaled = sp.csr_matrix(
-        (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape
-    )
-    return (B.T @ scaled).toarray()
+    return (B.T @ with_data(B, B.data * np.repeat(weight, np.diff(B.indptr)))).toarray()
 
 
 def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

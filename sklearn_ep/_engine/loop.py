@@ -81,12 +81,7 @@ class Silent:
 
     def phase(self, name: str) -> AbstractContextManager[Told]:
         """Let the phase go on."""
-        return nullcontext(unheard)
-
-
-def unheard(figures: Mapping[str, float]) -> bool:
-    """Take notice of a step on behalf of nobody."""
-    return False
+        return nullcontext(lambda figures: False)
 
 
 SILENT = Silent()
@@ -296,28 +291,24 @@ def _weighted_products(
     return products[:-1, :-1], products[:-1, -1]
 
 
+@dataclass
 class _Iteration:
     """State of `iterate`, and the way to the next one.
 
     `found` is the `Evaluation` of the state that was last tried, None where it is not proper.
     """
 
+    x: np.ndarray
+    damping: float
+    step: float
+    acceleration: Anderson | None
+    repair: Repair | None
+    accept: Callable[[Evaluation, Evaluation], bool] | None
+    halvings: int
+    n_halved: int = 0
+    stuck: bool = False
+    current: Any = None
     found: Any = None
-
-    def __init__(
-        self,
-        x: np.ndarray,
-        damping: float,
-        step: float,
-        acceleration: Anderson | None,
-        repair: Repair | None,
-        accept: Callable[[Evaluation, Evaluation], bool] | None,
-        halvings: int,
-    ) -> None:
-        self.x, self.damping, self.step = x, damping, step
-        self.acceleration, self.repair, self.accept = acceleration, repair, accept
-        self.halvings, self.n_halved, self.stuck = halvings, 0, False
-        self.current: Any = None
 
     @property
     def improper(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import hessenberg
 from scipy.special import erfcx, ndtr
+from scipy.stats import kstwobign
 
 from .gaussian import row_blocks
 
@@ -60,9 +61,7 @@ def star_rule(t: int) -> tuple[np.ndarray, np.ndarray]:
     return np.vstack([np.zeros(t), reach, -reach]), np.log(weights)
 
 
-@lru_cache
-def _gauss_legendre(n: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.polynomial.legendre.leggauss(n)
+_gauss_legendre = lru_cache(np.polynomial.legendre.leggauss)
 
 
 def gauss_legendre_panels(breaks: np.ndarray, n: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -86,22 +85,12 @@ def gauss_legendre_panels(breaks: np.ndarray, n: int = 8) -> tuple[np.ndarray, n
     return nodes.reshape(shape), (half * w).reshape(shape)
 
 
-def _kolmogorov_density(k: np.ndarray) -> np.ndarray:
-    """Density of Kolmogorov's distribution by the series that converges fast on each side of 1."""
-    k = np.asarray(k)[:, None]
-    j = np.arange(1, 40)
-    odd = (2 * j - 1) ** 2 * np.pi**2
-    small = np.sqrt(2 * np.pi) / k**2 * ((odd / (4 * k**2) - 1) * np.exp(-odd / (8 * k**2)))
-    large = 8 * k * (-1.0) ** (j - 1) * j**2 * np.exp(-2 * j**2 * k**2)
-    return np.where(k[:, 0] < 1, small.sum(1), large.sum(1))
-
-
 @lru_cache
 def _logistic_scales() -> tuple[np.ndarray, np.ndarray]:
-    """Return (4 k^2, weights) of the trapezoidal rule in log k."""
+    """Return (4 k^2, weights) of the trapezoidal rule in log k, k of Kolmogorov's distribution."""
     step = 0.15
     k = np.exp(np.arange(np.log(0.15), np.log(3.6), step))
-    weight = _kolmogorov_density(k) * k * step
+    weight = kstwobign.pdf(k) * k * step
     return 4 * k**2, weight / weight.sum()
 
 
@@ -349,22 +338,10 @@ def tilted_by_panels(
     return log_z, centre[:, 0], spread[:, 0]
 
 
-def _tanh_over(v: np.ndarray) -> np.ndarray:
-    """Return tanh(v) / v, smooth at zero."""
-    small = v < 1e-4
-    safe = np.where(small, 1.0, v)
-    return np.where(small, 1.0 - v * v / 3.0, np.tanh(safe) / safe)
-
-
-def density_at_double(v: np.ndarray) -> np.ndarray:
-    """Return the logistic density at 2 v, without overflow."""
-    e = np.exp(-2.0 * v)
-    return e / (1.0 + e) ** 2
-
-
 def local_precision(x: np.ndarray) -> np.ndarray:
-    """Return the precision of the Gaussian that supports the logistic function at s^2 = x."""
-    return 0.25 * _tanh_over(0.5 * np.sqrt(x))
+    """Return the precision of the Gaussian that supports the logistic function at s^2 = x > 0."""
+    v = 0.5 * np.sqrt(x)
+    return 0.25 * np.tanh(v) / v
 
 
 def _local_pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -85,12 +85,6 @@ def site_metric(var: np.ndarray) -> np.ndarray:
 
 def site_change(old: Sites, new: Sites, var: np.ndarray) -> float:
     """Return the largest dimensionless change of any site: the residual of a sweep."""
-    if len(var) == 0:
-        return 0.0
-    root = np.sqrt(var)
-    return float(
-        max(
-            np.max(np.abs(new.precision - old.precision) * var),
-            np.max(np.abs(new.shift - old.shift) * root),
-        )
-    )
+    precisions = np.abs(new.precision - old.precision) * var
+    shifts = np.abs(new.shift - old.shift) * np.sqrt(var)
+    return float(max(precisions.max(initial=0.0), shifts.max(initial=0.0)))

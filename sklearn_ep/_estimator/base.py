@@ -230,15 +230,17 @@ class VersionedEstimator(CheckedInput, SavedEstimator):
             rows = RowsAgain(X, np.asarray(y), groups, sample_weight)
             self._check_seen(rows.y)
         log_weights, remarks = self._log_weights(rows, n_draws, rng)
-        check = None if log_weights is None else importance_check(log_weights)
+        ess_share, pareto_k = None, None
+        if log_weights is not None:
+            ess_share, pareto_k = importance_check(log_weights)
         return Diagnosis(
             type(self).__name__,
             bool(self.converged_),
             float(self.history_["residual"][-1]),
             float(self.tol),
             int(self.n_iter_),
-            check and check.ess_share,
-            check and check.pareto_k,
+            ess_share,
+            pareto_k,
             tuple(remarks),
             tuple(self._parts_of(rows, n_draws, rng)),
             *(self._corrections() if correct else ()),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils import check_random_state, check_scalar, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -363,6 +363,21 @@ def checked_weights(sample_weight, X):
     return weight
 
 
+def checked_class_weights(estimator, y, weight):
+    """Return the weights (K,) of the classes among labels y of so many copies each.
+
+    "balanced" counts copies, so that weights still equal repetition.
+    """
+    args = dict(classes=estimator.classes_, y=y, sample_weight=weight)
+    of_class = compute_class_weight(estimator.class_weight, **args)
+    if not np.all(np.isfinite(of_class) & (of_class > 0)):
+        raise ValueError(
+            f"class_weight must be positive and finite, got {estimator.class_weight!r}; leave out "
+            "the rows of a class that should not count."
+        )
+    return of_class
+
+
 def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **kwargs):
     """Check X, y and weights together; set `classes_` of a classifier; return a `Training`.
 
@@ -409,6 +424,12 @@ def refuse_joint(estimator, setting):
         )
 
 
+def count_problems(estimator, joint=False):
+    """Return the number of problems of a classifier: binary ones, or one of all classes jointly."""
+    n_classes = len(estimator.classes_)
+    return 1 if joint or n_classes == 2 else n_classes
+
+
 def is_part_list(X: Any, y: Any) -> TypeGuard[Sequence[Any]]:
     """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
     if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
@@ -435,6 +456,11 @@ def checked_draws(estimator, n_samples, random_state):
     check_is_fitted(estimator)
     check_number("n_samples", n_samples, 1, integer=True)
     return check_random_state(random_state)
+
+
+def draw_seed(random_state):
+    """Return a seed out of a random state: workers and later calls draw from it alike."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def is_single(X):

@@ -14,7 +14,7 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
 from .annotations import Method
-from .checks import numerical_cause
+from .checks import count_problems, numerical_cause
 
 
 def fit_method(method: Method) -> Method:
@@ -228,14 +228,9 @@ class BinaryFit(NamedTuple):
     remark: str = ""
 
 
-def fit_each_problem(fit_one, n_problems, monitor):
-    """Return [fit_one(monitor, k) for each binary problem], one after another.
-
-    For problems whose rows are spread over workers already; of several each is one task.
-    """
-    if n_problems == 1:
-        return [fit_one(monitor, 0)]
-    return _each_told((fit_one(SILENT, k) for k in range(n_problems)), n_problems, monitor)
+def signs_of(y, k, n_problems):
+    """Return labels in {-1, +1} of binary problem k from class indices."""
+    return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
 
 
 def _each_told(answers, n_problems, monitor):
@@ -275,8 +270,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     list of BinaryFit
     """
     X, y_given = data
-    n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
-    n_problems = 1 if joint or n_classes == 2 else n_classes
+    fit_one = functools.partial(fit_binary, problem)
+    n_problems = count_problems(estimator, joint)
     monitor = FitMonitor(
         estimator,
         X,
@@ -284,20 +279,24 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
         max_iter if n_problems == 1 else n_problems,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
-    if y is None:
-        fits = fit_each_problem(functools.partial(fit_one, None), n_problems, monitor)
-    elif n_problems == 1:
-        fits = [fit_one(y if joint else np.where(y == 1, 1.0, -1.0), monitor, 0)]
-    else:
-        # a generator, so that the monitor hears of each class when it is done
-        answers = Workers(estimator.n_jobs, return_as="generator").completed(
-            lambda k: (fit_one, np.where(y == k, 1.0, -1.0), SILENT, k), n_problems
-        )
-        fits = _each_told((fit for _, fit in answers), n_problems, monitor)
+
+    def labels(k):
+        return y if y is None or joint else signs_of(y, k, n_problems)
+
     if n_problems == 1:
-        attributes = {"_posteriors": [fits[0].posterior]}
-        history = monitor.completed(fits[0].history, fits[0].log_evidence, attributes)
-        fits = [fits[0]._replace(history=history)]
+        fit = fit_one(labels(0), monitor, 0)
+        attributes = {"_posteriors": [fit.posterior]}
+        history = monitor.completed(fit.history, fit.log_evidence, attributes)
+        fits = [fit._replace(history=history)]
+    else:
+        # generators, so that the monitor hears of each class when it is done
+        answers = (fit_one(None, SILENT, k) for k in range(n_problems))
+        if y is not None:
+            own = Workers(estimator.n_jobs, return_as="generator").completed(
+                lambda k: (fit_one, labels(k), SILENT, k), n_problems
+            )
+            answers = (fit for _, fit in own)
+        fits = _each_told(answers, n_problems, monitor)
     monitor.finish()
     return fits
 
@@ -326,6 +325,13 @@ def run_attributes(fits):
         "converged_": reason == "converged",
         "log_evidence_": float(sum(f.log_evidence for f in fits)),
     }
+
+
+def replace_fitted(estimator, attributes):
+    """Set fitted attributes; what another kind of fit has left goes."""
+    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
+        delattr(estimator, name)
+    vars(estimator).update(attributes, _of_last_fit=list(attributes))
 
 
 def hyper_attributes(nodes, weights, names, used):

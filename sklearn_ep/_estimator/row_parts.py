@@ -43,11 +43,18 @@ class PartFacts(NamedTuple):
 
 
 def array_parts(training, n_partitions):
-    """Return partitions of a `Training`, consecutive rows with their labels and weights."""
+    """Return partitions of the `Training` of a classifier: consecutive rows, views of dense ones.
+
+    Class indices take one byte where they fit, weights that are all one no memory.
+    """
     X, y, weight = training.X, training.y, training.weight
     if hasattr(X, "tocsr"):
         X = X.tocsr()
-    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions)]
+    if y.max() <= np.iinfo(np.int8).max:
+        y = y.astype(np.int8)
+    if np.all(weight == 1.0):
+        weight = np.broadcast_to(1.0, weight.shape)
+    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
 def read_part(part, k, classifier, accept_sparse="csr", dtype=np.float64):

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
-from .._engine.partition import Part, PartMap
+from .._engine.partition import PartMap
 from .._engine.sites import Sites
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks
@@ -20,6 +20,7 @@ from .._estimator.checks import (
     check_column_scales,
     checked_draws,
     checked_weights,
+    count_problems,
     in_precision_of_rows,
     is_single,
     is_unweighted_part_list,
@@ -33,7 +34,9 @@ from .._estimator.fitting import (
     fit_problems,
     hyper_attributes,
     one_or_stack,
+    replace_fitted,
     run_attributes,
+    signs_of,
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
@@ -445,7 +448,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """
         check_parameters(self)
         if is_unweighted_part_list(X, y, sample_weight):
-            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, X, y)
+            self._fit_parts(X, True, X, y)
         else:
             training = validate_training(
                 self, X, y, sample_weight, accept_sparse=self._accept_sparse
@@ -553,7 +556,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         attributes["_n_rows"] = np.size(y) + getattr(self, "_n_rows", 0)
         before = getattr(self, "stream_log_score_", np.empty(0))
         attributes["stream_log_score_"] = np.append(before, log_score)
-        _replace(self, attributes)
+        replace_fitted(self, attributes)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
@@ -563,10 +566,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         A stream that `begins` has the same for all classes.
         """
-        n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         variances = getattr(self, "prior_variance_", given_variance(self))
-        of_each = n_problems > 1 and not begins
-        return list(variances) if of_each else [variances] * n_problems
+        of_each = count_problems(self) > 1 and not begins
+        return list(variances) if of_each else [variances] * count_problems(self)
 
     def _log_score(self, X, y, weight):
         """Return the mean log probability of labels by what was learned before, or by the prior."""
@@ -582,8 +584,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """Return the labels in {-1, +1} of each binary problem, or raise for a label not seen."""
         self._check_seen(y)
         index = np.searchsorted(self.classes_, y)
-        positive = [1] if n_problems == 1 else range(n_problems)
-        return [np.where(index == k, 1.0, -1.0) for k in positive]
+        return [signs_of(index, k, n_problems) for k in range(n_problems)]
 
     @in_precision_of_rows
     def decision_function(self, X: RowsLike) -> np.ndarray:
@@ -782,7 +783,7 @@ def _store_fit(estimator, problem, fits, kept):
         attributes["prior_variance_"] = scale**2 / site.start_precision()
         if isinstance(estimator.prior, str):
             attributes["laplace_scale_"] = scale * site.scale
-    _replace(estimator, attributes)
+    replace_fitted(estimator, attributes)
 
 
 def _of_rows(own, left_out, kept):
@@ -807,13 +808,6 @@ def _averages_told(estimator, averages):
     used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
     nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
     return hyper_attributes(nodes, weights, names, used) | {"_averages": averages}
-
-
-def _replace(estimator, attributes):
-    """Set fitted attributes; what another kind of fit has left goes."""
-    for name in set(getattr(estimator, "_of_last_fit", ())) & set(vars(estimator)):
-        delattr(estimator, name)
-    vars(estimator).update(attributes, _of_last_fit=list(attributes))
 
 
 def _by_class(posteriors):

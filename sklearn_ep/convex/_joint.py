@@ -359,18 +359,17 @@ def best_log_factor(of_scale, place):
             if not places:
                 break
             at = 0.5 * (at + max(places, key=lambda place: place.evidence).at)
-        elif not np.isfinite(here.evidence):
-            places.append(here)
-            at = float(np.clip(at + here.step, *bounds))
-        elif places:
-            places.append(here)
-            at, gain = _next(places, bounds)
-            if gain <= _FACTOR.little:
-                break
         else:
             places.append(here)
-            direction = -1.0 if here.step < -_FACTOR.clear else 1.0
-            at += direction * max(abs(here.step), _FACTOR.shortest)
+            if not np.isfinite(here.evidence):
+                at = float(np.clip(at + here.step, *bounds))
+            elif len(places) > 1:
+                at, gain = _next(places, bounds)
+                if gain <= _FACTOR.little:
+                    break
+            else:
+                direction = -1.0 if here.step < -_FACTOR.clear else 1.0
+                at += direction * max(abs(here.step), _FACTOR.shortest)
         if min(abs(at - place.at) for place in places) <= _FACTOR.close:
             break
     return at

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve
 from scipy.special import log_softmax
 
-from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times
+from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times, stars
 from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from ._systems import (
@@ -224,9 +224,8 @@ class SampledJoint:
         right = system.pull(shift[:, :, None])
         self.coef = system.solve(right, _TOL.mean, self.coef)
         mean = system.predictors(self.coef)[:, :, 0]
-        d = precision / self.weight[:, None]
-        A = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
-        np.einsum("ncc->nc", A)[:] += d + 1.0 / self.variances
+        A = stars(precision / self.weight[:, None])
+        np.einsum("ncc->nc", A)[:] += 1.0 / self.variances
         half = 0.5 * float(right[:, 0] @ self.coef[:, 0])
         return _GivenSites(self.coef, system, mean, np.linalg.inv(A), 0.0, half)
 

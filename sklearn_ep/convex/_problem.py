@@ -10,13 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from joblib import effective_n_jobs
-from sklearn.utils import check_random_state, compute_class_weight
+from sklearn.utils import check_random_state
 
 from .._engine.hyper import Average, Node, mixture_moments
 from .._engine.left_out import LeftOut, Priors
 from .._engine.partition import fit_token
 from .._engine.rows import find_copies, taken_copies
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, same_units
+from .._estimator.checks import (
+    LARGEST_IN_UNITS,
+    check_column_scales,
+    checked_class_weights,
+    count_problems,
+    draw_seed,
+    refuse_joint,
+    same_units,
+)
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
@@ -279,7 +287,7 @@ def make_problem(estimator, training):
     variance, solver = _methods(estimator, training.X)
     sampled, rng = variance != "exact", check_random_state(estimator.random_state)
     rows, prior = rows_and_prior(estimator, training)
-    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), _seed(rng)
+    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), draw_seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
     how = variance, solver, Limits.of(estimator, longer)
     # sites of the same rows are where sampled fits start, a posterior of any rows where exact do
@@ -294,7 +302,7 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     them.
     """
     variance, n = how[0], len(prior.variance)
-    n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
+    n_problems = count_problems(estimator)
     of_prior = repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
     shape = (*state, n, n_problems, variance, of_prior)
     problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
@@ -325,7 +333,7 @@ def make_parted(estimator, run, from_user):
         refuse_joint(estimator, "partitions")
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
-    seed, single = _seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
+    seed, single = draw_seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, float(counts @ weights), size)
@@ -333,11 +341,6 @@ def make_parted(estimator, run, from_user):
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
     return _problem(estimator, rows, prior, how, sum(sizes), ("partitions",), rng)
-
-
-def _seed(rng):
-    """Return the seed of the normals that belong to rows."""
-    return int(rng.randint(np.iinfo(np.int32).max))
 
 
 def evidence_probes(estimator, n, rng):
@@ -353,15 +356,6 @@ def _is_averaged(estimator, variance, prior):
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
     return True
-
-
-def checked_class_weights(estimator, y, weight):
-    """Return the weights (K,) of the classes among labels y of some weight each."""
-    given, classes = estimator.class_weight, estimator.classes_
-    weights = compute_class_weight(given, classes=classes, y=y, sample_weight=weight)
-    if not np.all(weights > 0):
-        raise ValueError(f"class_weight must be positive, got {estimator.class_weight!r}.")
-    return weights
 
 
 class _Rates(NamedTuple):

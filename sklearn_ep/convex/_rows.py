@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from .._engine.gaussian import row_blocks
+from .._engine.gaussian import row_blocks, with_data
 from .._engine.left_out import LeftOut, ScoreSums, best_scales
 from .._engine.partition import KEPT, add_up
 from .._engine.rows import spread_bits
@@ -32,7 +32,6 @@ from ._systems import (
     squared,
     surely_positive,
     weighted_gram,
-    with_data,
     with_ones,
 )
 

@@ -19,12 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betaln, erf
 
-from .._engine.quadrature import (
-    density_at_double,
-    local_precision,
-    local_site_precision,
-    logistic_mixture,
-)
+from .._engine.quadrature import local_precision, local_site_precision, logistic_mixture
 from .._estimator.checks import check_choice, check_positive
 from ._systems import TINY
 
@@ -74,10 +69,10 @@ class LogisticSites:
     def _local(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         x = np.maximum(z + s * s, TINY)
         v = 0.5 * np.sqrt(x)
-        precision = self.weight * local_precision(x)
-        value = self.weight * (v + np.log1p(np.exp(-2.0 * v))) - self.shift * s
+        precision, odds = self.weight * local_precision(x), np.exp(-2.0 * v)
+        value = self.weight * (v + np.log1p(odds)) - self.shift * s
         share = np.where(z + s * s > 0, z / x, 1.0)
-        curvature = share * precision + (1.0 - share) * self.weight * density_at_double(v)
+        curvature = share * precision + (1.0 - share) * self.weight * odds / (1.0 + odds) ** 2
         return Penalty(value, precision * s - self.shift, curvature, precision)
 
     def joined(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,6 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
 
-from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
     ImproperPosterior,
     add_to_diagonal,
@@ -29,6 +28,8 @@ from .._engine.gaussian import (
     positive_variance,
     row_blocks,
     triangular_inverse,
+    weighted_gram,
+    with_data,
 )
 
 TINY = 1e-300  # least variance: it still has an inverse and a logarithm
@@ -110,11 +111,6 @@ def with_ones(X, intercept):
     data = np.insert(B.data.astype(np.float64, copy=False), ends, 1.0)
     parts = data, np.insert(B.indices, ends, d), B.indptr + np.arange(n + 1, dtype=B.indptr.dtype)
     return type(B)(parts, shape=(n, d + 1))
-
-
-def with_data(B, data):
-    """Return a CSR matrix of other entries without a copy of the structure."""
-    return type(B)((data, B.indices, B.indptr), shape=B.shape)
 
 
 def squared(B):

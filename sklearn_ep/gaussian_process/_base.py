@@ -17,8 +17,7 @@ from sklearn.gaussian_process.kernels import (
     DotProduct,
     Kernel,
 )
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import (
@@ -28,7 +27,7 @@ from .._engine.class_sites import (
 )
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import average_of, log_weights_without
+from .._engine.hyper import average_of, log_weights_without, mixture_covariance
 from .._engine.left_out import (
     CavityRows,
     LogPrior,
@@ -48,6 +47,7 @@ from .._estimator.checks import (
     check_flag,
     check_hyperparameters,
     check_number,
+    checked_class_weights,
     checked_weights,
     refuse_joint,
     same_units,
@@ -60,7 +60,9 @@ from .._estimator.fitting import (
     hyper_attributes,
     one_or_stack,
     remarks_of,
+    replace_fitted,
     run_attributes,
+    signs_of,
     warn_not_converged,
 )
 from .._estimator.latents import draw_latent
@@ -68,7 +70,7 @@ from .._estimator.posterior_classifier import PosteriorClassifier
 from ._hyperparameters import central_differences, learned_coordinates
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
-from ._response import added_variance, check_responds, corrections, signs_of, site_problems
+from ._response import added_variance, check_responds, corrections, site_problems
 from ._structured import GroupedRBF
 from ._summary import KernelReport
 
@@ -78,11 +80,6 @@ from ._summary import KernelReport
 # temper. One error gives .015, three .016, and none with Cauchy's prior of linear models .008
 # (`python doc/benchmarks/tempers.py`).
 _TEMPER_ERRORS = 2.0
-
-# Attributes that not every fit has.
-_OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
-_OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_", "stream_log_score_"]
-_OPTIONAL += ["effective_lengths_"]
 
 
 def check_scale(total_variance, varies):
@@ -275,11 +272,6 @@ def check_kernel(kernel, K):
         ) from error
 
 
-def draw_seed(random_state):
-    """Return a seed out of a random state: workers and later calls draw from it alike."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
 def object_rows(X):
     """Return rows of whatever kind as an array of which a kernel can be given a part."""
     if hasattr(X, "__array__"):
@@ -443,15 +435,25 @@ def last_sites(last, kernel, empty, spread):
     return [kernel.theta] * len(empty), list(empty)
 
 
+def _inducing_moments(posterior):
+    """Return mean and covariance of the inducing values, those of a mixture by total covariance."""
+    if not hasattr(posterior, "posteriors"):
+        return posterior.inducing_mean, posterior.inducing_cov
+    pairs = map(_inducing_moments, posterior.posteriors)
+    mean, cov = (np.array(each) for each in zip(*pairs, strict=True))
+    return posterior.weight @ mean, mixture_covariance(posterior.weight, cov, mean, mean)
+
+
 def attributes_of_points(fit):
     """Return the attributes that tell of the inducing points of a `GPFit`."""
     if fit.inducing_points is None:
         return dict(method_="dense")
+    means, covs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
     return dict(
         method_="sparse",
         inducing_points_=fit.inducing_points,
-        inducing_mean_=one_or_stack([p.inducing_mean for p in fit.posteriors]),
-        inducing_cov_=one_or_stack([p.inducing_cov for p in fit.posteriors]),
+        inducing_mean_=one_or_stack(means),
+        inducing_cov_=one_or_stack(covs),
     )
 
 
@@ -667,20 +669,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
 
     def _class_weighted(self, y, weight):
-        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
-
-        "balanced" counts copies, so that weights still equal repetition.
-        """
-        if self.class_weight is None:
-            return weight
-        args = dict(classes=self.classes_, y=self.classes_[y], sample_weight=weight)
-        of_class = compute_class_weight(self.class_weight, **args)
-        if not np.all(np.isfinite(of_class) & (of_class > 0)):
-            raise ValueError(
-                f"class_weight must be positive and finite, got {self.class_weight}; leave out the "
-                "rows of a class that should not count."
-            )
-        return weight * of_class[y]
+        """Return the copies (n,) of rows with class indices y times the weights of the classes."""
+        return weight * checked_class_weights(self, self.classes_[y], weight)[y]
 
     @property
     def _takes_objects(self):
@@ -727,11 +717,6 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         return training._replace(weight=self._class_weighted(training.y, training.weight))
 
     @property
-    def _n_problems(self):
-        """Number of binary problems."""
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
-
-    @property
     def _last_fit(self):
         """The `GPFit` to start from, None where there is none or it is not wanted."""
         return getattr(self, "_fitted", None) if self.warm_start else None
@@ -742,17 +727,13 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         `kept` marks the rows of the caller that the fit has sites of; `more` are attributes of one
         estimator.
         """
-        for name in _OPTIONAL:
-            if name in vars(self):
-                delattr(self, name)
         self._plan, self._fitted = plan, fit
         learned = plan is not None and self.optimizer is not None
         attributes = run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
         learned_rate = getattr(self, "label_noise", None) == "learn"
         attributes |= attributes_of_averages(fit, learned, learned_rate)
-        for name, value in attributes.items():
-            setattr(self, name, value)
+        replace_fitted(self, attributes)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
         self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
         self.log_marginal_likelihood_value_ = self.log_evidence_

@@ -17,17 +17,18 @@ from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
-    is_part_list,
+    draw_seed,
+    is_unweighted_part_list,
     warn_of_spreads,
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, fit_problems
+from .._estimator.row_parts import array_parts
 from ._base import (
     GaussianProcessBase,
     allows_joint,
     attributes_of_lengths,
     begins_with_some_rows,
-    draw_seed,
     factor_of,
     joined_fits,
     spread_of,
@@ -45,12 +46,7 @@ from .inducing.fit import (
     posteriors_of,
 )
 from .inducing.learning import STEP_RULES
-from .inducing.rows import (
-    array_parts,
-    check_part_list,
-    checked_parts,
-    described,
-)
+from .inducing.rows import check_part_list, described
 from .inducing.stream import check_stream, fit_stream, plan_stream
 
 
@@ -579,10 +575,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_part_list(X, y):
-            check_part_list(self, sample_weight)
+        if is_unweighted_part_list(X, y, sample_weight):
+            check_part_list(self)
             self._coder = None
-            return self._fit_inducing(checked_parts(X), None, X, y)
+            return self._fit_inducing(X, None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         distinct, copies = without_copies(training, self.kernel)
         if self._through_points(len(distinct.y)):

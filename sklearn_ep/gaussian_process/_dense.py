@@ -23,6 +23,7 @@ from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites, cavity
+from .._estimator.checks import count_problems
 from ._base import (
     check_kernel,
     class_cavity,
@@ -397,7 +398,7 @@ def plan_dense(estimator, training, joint):
         empty = empty_sites(training.y, K)[None]
     else:
         model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
-        empty = np.zeros((estimator._n_problems, 2, len(training.y)))
+        empty = np.zeros((count_problems(estimator), 2, len(training.y)))
     starts, sites = last_sites(estimator._last_fit, kernel, empty, spread)
     pairs = zip(sites, empty, strict=True)
     return DensePlan(
@@ -413,7 +414,7 @@ def plan_dense(estimator, training, joint):
         starts=starts,
         sites=sites,
         fresh=all(np.array_equal(*pair) for pair in pairs),
-        n_jobs=effective_n_jobs(estimator.n_jobs) if joint or estimator._n_problems == 1 else 1,
+        n_jobs=effective_n_jobs(estimator.n_jobs) if count_problems(estimator, joint) == 1 else 1,
     )
 
 

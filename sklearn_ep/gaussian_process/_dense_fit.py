@@ -381,7 +381,7 @@ class Deviations(Nodes):
                 limits |= rough | dict(max_iter=PATH.rough_steps)
         own = self.evaluate, start, self.space.bounds, curvature
         found = ascend(*own, near=near, **limits)
-        return None if found is None else found.node
+        return None if found is None else found[0]
 
 
 def levels(nodes, isotropic, several=True):

@@ -201,7 +201,7 @@ class KernelGP(DenseGP):
     def contracted(self, R):
         """Return sum(R * dK) / 2 (p,) for the derivatives of the covariance in theta."""
         if not isinstance(self._cross, StationaryCross):
-            return 0.5 * contract(self.kernel, self.X, R)
+            return 0.5 * contract(self.kernel, self.X, R)[0]
         return 0.5 * self._cross.contract(self._block(), R, False)[0]
 
     def _block(self):

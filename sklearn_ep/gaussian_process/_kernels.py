@@ -33,8 +33,8 @@ def contract(kernel, X, G, Z=None, inputs=False):
 
     The columns of the matrix belong to Z (m, d), or with None to X (n, d) itself (white noise
     included). Returns sum(G * dK / dtheta) (p,), in the order of `kernel.theta` with fixed
-    parameters left out; with `inputs` also the derivative in Z (m, d), which has to be given, for
-    kernels of constants, RBF and Matern.
+    parameters left out, and with `inputs` the derivative in Z (m, d), which has to be given, for
+    kernels of constants, RBF and Matern; else zero.
 
     Cost O(n m d) for these kernels; other leaves take n m p memory with Z None, (n + m)^2 p
     otherwise.
@@ -52,8 +52,7 @@ def contract(kernel, X, G, Z=None, inputs=False):
             raise TypeError(f"no derivative in the inputs for the kernel {leaf}")
         return _by_tensor(leaf, X, G, Z), 0.0
 
-    gradient, input_gradient = _walk(kernel, G, lambda part: part(X, Z), of_leaf)
-    return (gradient, input_gradient) if inputs else gradient
+    return _walk(kernel, G, lambda part: part(X, Z), of_leaf)
 
 
 def _walk(kernel, G, value, of_leaf):
@@ -198,8 +197,7 @@ class GeneralCross:
 
     def contract(self, kept, G, inputs):
         """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
-        result = contract(self.kernel, kept, G, self.Z, inputs)
-        return result if inputs else (result, 0.0)
+        return contract(self.kernel, kept, G, self.Z, inputs)
 
     def contract_diagonal(self, X, g):
         """Return sum_i g_i d k(x_i, x_i) / dtheta (p,)."""

@@ -19,25 +19,21 @@ from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
-    is_part_list,
+    count_problems,
+    draw_seed,
+    is_unweighted_part_list,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import (
-    FitMonitor,
-    fit_each_problem,
-    fit_method,
-    fit_problems,
-    one_or_stack,
-)
+from .._estimator.fitting import fit_method, fit_problems, one_or_stack
 from .._estimator.latents import JointLatents, is_joint
+from .._estimator.row_parts import array_parts
 from ._base import (
     GaussianProcessBase,
     allows_joint,
     check_input_gradient,
     check_kernel,
     column_spread,
-    draw_seed,
     inducing_count,
     joined_fits,
     last_sites,
@@ -47,14 +43,7 @@ from ._base import (
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import span_coordinates, with_theta
 from ._limits import LIMITS
-from .inducing.rows import (
-    array_parts,
-    check_part_list,
-    checked_parts,
-    described,
-    first_points,
-    labels_and_copies,
-)
+from .inducing.rows import check_part_list, described, first_points, labels_and_copies
 from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors
@@ -478,12 +467,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_part_list(X, y):
+        if is_unweighted_part_list(X, y, sample_weight):
             self._check_schedule(through_points=True)
-            check_part_list(self, sample_weight)
+            check_part_list(self)
             wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
-            return self._fit_parts(checked_parts(X), None, X, y)
+            return self._fit_parts(X, None, X, y)
         training = self._training(X, y, sample_weight)
         distinct, copies = without_copies(training, self.kernel)
         through = self._through_points(len(distinct.y))
@@ -526,12 +515,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
             labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
             empty, unit = np.zeros_like(empty), data.units.spread
             plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
-            problem = PartedErrors(plan, data)
-            monitor = FitMonitor(self, X, y, None, problem.told)
-            fit_one = partial(fit_parted_errors, problem, run)
-            fits = fit_each_problem(fit_one, len(plan.settings), monitor)
+            problem, fit_one = PartedErrors(plan, data), partial(fit_parted_errors, run)
+            fits = fit_problems(self, problem, fit_one, None, None, (X, y), joint)
             y = labels_and_copies(run, data)[0]
-            monitor.finish()
         fit = joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
@@ -603,7 +589,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _labels(self, y, joint):
         """Return what rows are of, and empty sites, one entry a problem."""
         labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
-        return labels, np.stack([labels.empty_sites(y)] * (1 if joint else self._n_problems))
+        return labels, np.stack([labels.empty_sites(y)] * count_problems(self, joint))
 
     def _takes_joint(self, through_points):
         """Return whether all classes get one joint posterior; refuse settings that exclude it."""

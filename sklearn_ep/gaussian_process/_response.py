@@ -34,6 +34,7 @@ from .._engine.gaussian import (
     row_blocks,
 )
 from .._engine.sites import Cavity, Sites, cavity
+from .._estimator.fitting import signs_of
 from ._dense_gp import DenseGPPosterior
 
 # Step of differences in standard deviations of the cavity: means then respond as those of sites
@@ -108,11 +109,6 @@ def check_responds(estimator, option):
         raise ValueError(
             f"{option}=True needs the fixed point of expectation propagation: give rule='ep'."
         )
-
-
-def signs_of(y, k, n_problems):
-    """Return labels in {-1, +1} of problem k from class indices."""
-    return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
 
 
 def site_problems(estimator):

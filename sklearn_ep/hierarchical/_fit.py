@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.utils import Bunch
 
 from .._estimator import fitting
+from .._estimator.checks import count_problems
 from . import _plan, _scales
 from ._exact import fit_exact
 from ._factors import split_intercept
@@ -27,7 +28,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     changed.
     """
     classes, save = estimator.classes_, None
-    n_problems = 1 if plan.joint or len(classes) == 2 else len(classes)
+    n_problems = count_problems(estimator, plan.joint)
     if checkpoint is not None:
         if n_problems > 1:
             raise ValueError("checkpoint needs two classes; y has more.")

@@ -9,12 +9,12 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import SplineTransformer, StandardScaler
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter, validate_data
 
 from .._engine.left_out import ClassRows, LogPrior, calibrated
 from .._engine.rows import find_copies
 from .._estimator.categories import CategoryCoder, category_columns
+from .._estimator.checks import draw_seed
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
@@ -133,7 +133,7 @@ def default_parts(X, n_rows, random_state):
     columns the additive one and boosting are left out, and of categories alone the additive one,
     which is the linear one there. Of many columns and fewer rows the process has a linear term.
     """
-    seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
+    seed = draw_seed(random_state)
     linear = ConvexVariationalLogistic(random_state=seed)
     if sp.issparse(X):
         return [("linear", linear)]

@@ -266,8 +266,8 @@ def noisy_fit(rule, n, **kw):
 
 
 def double_loop(clf, y):
-    setting = clf._fitted.runs[0].attributes["setting"]
-    return MarginalDoubleLoop(clf._plan.ep(setting, y), clf._plan.rule.exponent)
+    plan, setting = clf._plan, clf._fitted.runs[0].attributes["setting"]
+    return MarginalDoubleLoop(plan.labels.ep(plan, setting, y), plan.rule.exponent)
 
 
 @pytest.mark.parametrize("rule", ["ep", "power"])

@@ -47,16 +47,14 @@ def mixture_quantiles(
     """
     level = np.asarray(levels)
     level = level[:, None] if level.ndim == 1 else level
+    weight = np.broadcast_to(weight.reshape(len(weight), -1), mean.shape)
     # a quantile of a mixture is between those of its parts
     ends = mean + sd * ndtri(level)[:, None]
     low, high = ends.min(axis=1), ends.max(axis=1)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         parts = ndtr((middle[:, None] - mean) / sd)
-        if weight.ndim == 1:
-            below = np.tensordot(parts, weight, (1, 0))
-        else:
-            below = np.einsum("lmd,md->ld", parts, weight)
+        below = np.einsum("lmd,md->ld", parts, weight)
         low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
     return 0.5 * (low + high)
 

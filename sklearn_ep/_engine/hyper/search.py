@@ -235,19 +235,22 @@ def minimise_where_finite(
     return search.outcome()
 
 
-class Summit(NamedTuple):
-    """Outcome of `ascend`: the best `Node`, why it ended, its steps, the gain still in reach.
+class LearningEnd(NamedTuple):
+    """Why learning ended, after how many steps, and the largest entry of the gradient left there.
 
-    `gradient` is its largest entry, those that point out of the bounds left out; `curvature` is
-    what is known of minus the Hessian (p, p).
+    The gradient is that of the evidence with its prior in the coordinates of the search, without
+    what only points out of the bounds; curvature is about minus the Hessian there, None where the
+    search does not know it.
     """
 
-    node: Node
     reason: Reason
     n_steps: int
     gradient: float
-    gain: float
-    curvature: np.ndarray
+    curvature: np.ndarray | None = None
+
+
+# Where nothing is learned.
+KEPT = LearningEnd("converged", 0, 0.0)
 
 
 # Log density that a step may lose and still be taken: the error of inexact values.
@@ -270,17 +273,17 @@ def ascend(
     patience: int = PATIENCE,
     longest: float = _LONGEST,
     ended: Callable[[Node], bool] | None = None,
-) -> Summit | None:
+) -> tuple[Node, LearningEnd] | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
 
-    `evaluate` gives the `Node` at x (p,) from the best one so far, at first `near`, which may be of
-    another density; None is returned if the first point has none. `curvature` (p, p), positive
-    definite, is about the negative Hessian, and corrected by BFGS on the way. The search has
-    converged where the quadratic model promises less than `gain` by a further step, in units of the
-    value, or where `patience` successive evaluations gain nothing. `ended` is told of each node
-    that a step led to and stops the search by returning True. Coordinates at a bound (p, 2) that
-    want to leave it stay; the first step is no longer than `longest` in any of them, and after each
-    that is taken the next may be twice as long.
+    Returns the `Node` where it ended, and how, or None if the first point has no value. `evaluate`
+    gives the node at x (p,) from the best one so far, at first `near`, which may be of another
+    density. `curvature` (p, p), positive definite, is about the negative Hessian, and corrected by
+    BFGS on the way. The search has converged where the quadratic model promises less than `gain` by
+    a further step, in units of the value, or where `patience` successive evaluations gain nothing.
+    `ended` is told of each node that a step led to and stops the search by returning True.
+    Coordinates at a bound (p, 2) that want to leave it stay; the first step is no longer than
+    `longest` in any of them, and after each that is taken the next may be twice as long.
 
     Gradients may have an error that changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. The rise of the value over a step corrects `lacking` along that step.
@@ -302,8 +305,8 @@ def ascend(
         else:
             reason = climb.why_end(max_iter, patience)
     ends = np.clip(climb.x + climb.gradient, bounds[:, 0], bounds[:, 1])
-    left, promised = float(np.max(np.abs(ends - climb.x), initial=0.0)), climb.newton_step()[1]
-    return Summit(climb.node, reason, climb.n_steps, left, float(promised), climb.curvature)
+    left = float(np.max(np.abs(ends - climb.x), initial=0.0))
+    return climb.node, LearningEnd(reason, climb.n_steps, left, climb.curvature)
 
 
 def _finite(node: Node) -> bool:
@@ -420,24 +423,6 @@ TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
 _NEGLIGIBLE = 0.01
 
 
-class LearningEnd(NamedTuple):
-    """Why learning ended, after how many steps, and the largest entry of the gradient left there.
-
-    The gradient is that of the evidence with its prior in the coordinates of the search, without
-    what only points out of the bounds; curvature is about minus the Hessian there, None where the
-    search does not know it.
-    """
-
-    reason: Reason
-    n_steps: int
-    gradient: float
-    curvature: np.ndarray | None = None
-
-
-# Where nothing is learned.
-KEPT = LearningEnd("converged", 0, 0.0)
-
-
 class NegativeDensity:
     """The negative of a log density, each `Node` from the best so far, at first from `near`.
 
@@ -465,17 +450,13 @@ def told(monitor: Monitor, node: Node) -> bool:
 
 
 def find_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    near: Node | None = None,
-    max_iter: int = 25,
+    evaluate: Evaluate, phi: np.ndarray, bounds: np.ndarray, near: Node | None = None
 ) -> Node | None:
     """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
 
     None where there is no posterior at phi. Each evaluation starts from the best node so far.
     """
-    found = search_mode(evaluate, phi, bounds, _ROUGH, max_iter=max_iter, near=near)
+    found = search_mode(evaluate, phi, bounds, _ROUGH, max_iter=25, near=near)
     return None if found is None else found[0]
 
 
@@ -562,9 +543,8 @@ def search_from_rows(
         limits |= dict(patience=1, longest=0.5, lacking=lacking * growth, near=near)
     limits["ended"] = partial(told, monitor)
     top = ascend(nodes.evaluate, below.phi, bounds, curvature / share, **limits)
-    if top is not None and top.reason != "stuck":
-        end = LearningEnd(top.reason, top.n_steps, top.gradient, top.curvature)
-        return nodes, top.node, end
+    if top is not None and top[1].reason != "stuck":
+        return nodes, *top
     # where the mode of some is no place for all, the search begins anew
     found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last) or search_mode(
         nodes.evaluate, phi, bounds, accuracy, starts=starts, **last

@@ -30,7 +30,8 @@ from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
-from ..._estimator.checks import Training, same_units
+from ..._estimator.averaged import AveragedPosterior
+from ..._estimator.checks import Training, count_problems, same_units
 from .._base import (
     GPFit,
     attributes_of_nodes,
@@ -79,7 +80,7 @@ from .rows import (
     first_points,
     labels_and_copies,
 )
-from .values import AveragedInducing, InducingGP, InducingPrior
+from .values import InducingGP, InducingPrior
 
 
 class SomeRows(NamedTuple):
@@ -258,7 +259,7 @@ def labels_of(estimator, joint, copies=None):
         return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     factor, rule = factor_of(estimator), rule_of_power(estimator.power)
     averaged = estimator.site_memory == "average"
-    return BinaryProblems(factor, rule, estimator._n_problems, copies if averaged else None)
+    return BinaryProblems(factor, rule, count_problems(estimator), copies if averaged else None)
 
 
 def _labels_of_passes(estimator, labels, moves):
@@ -597,6 +598,6 @@ def _mixed_nodes(plan, ep, average, run):
     log_weight = log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)
     run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
-    mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]
+    mixtures = [AveragedPosterior(list(parts), weight) for parts in zip(*each, strict=True)]
     loo_proba = np.exp(np.logaddexp.reduce(log_weight + loo, axis=0))
     return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

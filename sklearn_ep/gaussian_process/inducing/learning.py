@@ -16,7 +16,7 @@ from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.rows import other_keys
-from .._base import draw_seed
+from ..._estimator.checks import draw_seed
 from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS

@@ -9,10 +9,10 @@ from sklearn.cluster import KMeans
 from sklearn.utils import check_array
 
 from ..._engine.gaussian import libraries, row_blocks
-from ..._engine.partition import Part, load_part, split_rows
+from ..._engine.partition import load_part
 from ..._engine.rows import minibatches, row_keys, taken_copies
 from ..._estimator.checks import warn_of_spreads
-from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
+from ..._estimator.row_parts import check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, inducing_count, weighted_mean
 from .._kernels import column_lengths
 from .._limits import LIMITS
@@ -109,19 +109,6 @@ class PartitionedRows:
         """Return X, class indices and weights of the rows with keys up to `largest`."""
         X, y, weight = rows_up_to(run, self.units, seed, largest)
         return X, y if self.classes is None else np.searchsorted(self.classes, y), weight
-
-
-def array_parts(training, n_partitions):
-    """Return partitions of a `Training` in memory or mapped: views, made once.
-
-    Class indices take one byte where they fit, weights that are all one no memory.
-    """
-    X, y, weight = training.X, training.y, training.weight
-    if y.max() <= np.iinfo(np.int8).max:
-        y = y.astype(np.int8)
-    if np.all(weight == 1.0):
-        weight = np.broadcast_to(1.0, weight.shape)
-    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
 def dense_copies(weight):
@@ -322,19 +309,12 @@ def described(estimator, run, kept, seed):
     return data, np.ones(sum(data.sizes), dtype=bool)
 
 
-def check_part_list(estimator, sample_weight):
+def check_part_list(estimator):
     """Raise a ValueError where parameters do not go with a list of partitions."""
-    if sample_weight is not None:
-        raise ValueError("sample_weight must be None for a list of partitions.")
     if estimator.method == "dense":
         raise ValueError("method='dense' does not take a list of partitions as X.")
     if estimator.class_weight is not None:
         raise ValueError("class_weight must be None for a list of partitions.")
-
-
-def checked_parts(parts):
-    """Return the user's partitions as the map takes them."""
-    return [Part(*p) if isinstance(p, tuple) else p for p in parts]
 
 
 def choose_inducing_points(rows, weight, n_inducing, seed, kernel=None):

@@ -9,11 +9,11 @@ import numpy as np
 from ..._engine.loop import SILENT, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.rows import minibatches, row_keys, taken_copies
+from ..._estimator.checks import draw_seed
 from ..._estimator.row_parts import CheckedRows
 from .._base import (
     check_kernel,
     column_spread,
-    draw_seed,
     inducing_count,
     initial_kernel,
     sweeps_of,

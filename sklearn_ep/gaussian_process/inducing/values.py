@@ -23,19 +23,17 @@ from ..._engine.gaussian import (
     row_blocks,
     triangular_inverse,
 )
-from ..._engine.hyper import mixture_covariance
 from ..._engine.partition import KEPT
-from ..._estimator.averaged import AveragedPosterior
 from .._dense_gp import finite_or_named
 from .._kernels import SingleCross, cross_covariance
 
 
-def block_rows(m, kind=np.float64, n_bytes=800_000):
-    """Return the number of rows of a block of W for m inducing points in a float type.
+def block_rows(m, entries=100_000):
+    """Return the number of rows of a block of W for m inducing points.
 
-    Few enough bytes to stay in cache, enough for the full product rate.
+    Few enough entries to stay in cache, enough for the full product rate.
     """
-    return int(np.clip(n_bytes // (m * np.dtype(kind).itemsize), 128, 4096))
+    return int(np.clip(entries // m, 128, 4096))
 
 
 def rows_times(W, v):
@@ -242,22 +240,6 @@ class InducingGPPosterior:
         W2 = W1 if X2 is X1 else self.prior.whiten(X2)[0]
         prior = kernel(X1) if X2 is X1 else kernel(X1, X2)
         return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T
-
-
-class AveragedInducing(AveragedPosterior):
-    """Mixture of the posteriors through the same inducing points under several kernels."""
-
-    @property
-    def inducing_mean(self):
-        """Posterior mean of the inducing values (m,)."""
-        return self.weight @ np.array([p.inducing_mean for p in self.posteriors])
-
-    @property
-    def inducing_cov(self):
-        """Posterior covariance of the inducing values (m, m), by the law of total covariance."""
-        mean = np.array([p.inducing_mean for p in self.posteriors])
-        cov = np.array([p.inducing_cov for p in self.posteriors])
-        return mixture_covariance(self.weight, cov, mean, mean)
 
 
 class InducingState:

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.noisy_argmax import ErringArgmax
-from ..._estimator.averaged import AveragedPosterior
 from .._base import class_cavity
 from .._joint_gp import JointGP, JointGPPosterior
 from ..inducing.classes import JointLabels
@@ -71,10 +70,6 @@ class ClassLabels:
         """Return what predicts."""
         factor = self.factor(setting.rate, plan.noise)
         return JointGPPosterior(setting.kernel, plan.X, state, factor)
-
-    def mixture(self, points):
-        """Return the kind of average of such posteriors."""
-        return AveragedPosterior
 
     def rungs(self, plan):
         """Return the ladder of `climb`: expectation propagation, and less damping."""

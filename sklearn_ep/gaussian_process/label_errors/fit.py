@@ -29,6 +29,7 @@ from ..._engine.hyper import (
     search_mode,
 )
 from ..._engine.loop import SILENT, Result, Trace
+from ..._estimator.averaged import AveragedPosterior
 from .._base import (
     attributes_of_nodes,
     average_alone,
@@ -257,7 +258,8 @@ def climb(rungs, run, x, max_iter, monitor=SILENT):
 
 def _converged(problem, setting, x, monitor):
     """Return the `Result` of the rule of the fit at a setting, and the rungs that led to it."""
-    plan, ep = problem.plan, problem.plan.ep(setting, problem.y)
+    plan = problem.plan
+    ep = plan.labels.ep(plan, setting, problem.y)
 
     def run(rung, x, max_iter, monitor):
         limits: dict[str, Any] = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
@@ -313,11 +315,10 @@ def _mixed(nodes, average, without, log_odds, trace, end):
         pairs += [(n.payload.point, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
     posteriors, weight, told = _parts(problem, pairs, weight)
-    mixture = problem.plan.labels.mixture(setting.points)
     state = setting, result.evaluation.payload[0]
     more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
     mean = with_theta(problem.plan.kernel, average.weight @ theta)
-    run = mixture(posteriors, weight), trace, end, result, mean
+    run = AveragedPosterior(posteriors, weight), trace, end, result, mean
     return fit_of_sites(*run, more, setting.points)
 
 

@@ -34,8 +34,7 @@ from .rules import (
     Relaxed,
     noisy_cavity,
     noisy_marginals,
-    on_means,
-    on_noisy,
+    through_noise,
 )
 
 
@@ -59,7 +58,7 @@ def project_part(part, sites, prior, noise, classes):
     found = np.empty((1, *sites.shape))
     for rows in row_blocks(len(X), most=block_rows(len(prior.Z))):
         extra_var = prior.whiten(X[rows])[1]
-        found[0, :, rows.start : rows.stop] = on_means(Sites(*sites[:, rows]), noise + extra_var)
+        found[0, :, rows] = through_noise(Sites(*sites[:, rows]), noise + extra_var)
     return found
 
 
@@ -91,8 +90,8 @@ def row_labels(part, message, model, classes, fraction=None):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
         on_t, of_f = Sites(*seen.sites[0]), (mean, var)
-        own = on_noisy(on_t, noise)
-        mean, var, _ = noisy_marginals(own.precision, own.shift, noise, *of_f)
+        own = through_noise(on_t, -noise)
+        mean, var, _ = noisy_marginals(own, noise, *of_f)
         if fraction is None:
             cav = noisy_cavity(on_t, *of_f, seen.weight, noise)
         else:
@@ -120,10 +119,6 @@ class PartedErrors:
             return model.labels.predictors(model.prior, model.posteriors)[0]
         factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
-
-    def told(self, payload):
-        """Return the attributes that a prediction needs in the middle of a fit."""
-        return {"_posteriors": [self.posterior(payload)]}
 
     def start(self, run, k):
         """Return the sites on t, part by part, at which problem k starts."""
@@ -219,7 +214,7 @@ class PartedErrorProblem:
         return EPNode(setting, model, replace(result, x=self.x), told)
 
 
-def fit_parted_errors(errors, run, monitor, k):
+def fit_parted_errors(run, errors, _, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
     plan, trace = errors.plan, Trace(monitor)
     problem, last = PartedErrorProblem(errors, run, k, errors.start(run, k)), list[Any]()

@@ -14,7 +14,6 @@ from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from ..._estimator.averaged import AveragedPosterior
 from .._base import evidence_at, log_sides
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
@@ -26,7 +25,7 @@ from .._hyperparameters import (
 )
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
-from ..inducing.values import AveragedInducing, InducingGP, InducingGPPosterior, InducingPrior
+from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
 from .rules import LabelErrorStep, LatentNoise, Relaxed
 
 RATE_BOUNDS = (1e-4, 0.45)
@@ -248,10 +247,6 @@ class BinaryLabels:
         prior = InducingPrior(setting.kernel, setting.points, plan.jitter)
         return InducingGPPosterior(prior, state.latent.posterior, factor)
 
-    def mixture(self, points):
-        """Return the kind of average of such posteriors."""
-        return AveragedPosterior if points is None else AveragedInducing
-
     def rungs(self, plan):
         """Return the ladder of `climb`: the rule, less damping, and what then always ends.
 
@@ -332,10 +327,6 @@ class LabelErrorPlan:
             scales = KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
         return ErrorSpace(first, scales, counts)
 
-    def ep(self, setting, y, passing=False):
-        """Return the fixed-point map of the rule of learning at a setting, maybe on the way."""
-        return self.labels.ep(self, setting, y, passing)
-
     def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
@@ -347,7 +338,7 @@ class LabelErrorPlan:
         def at(k, y, x, part, slopes, residual=np.inf):
             setting = fit.runs[k].attributes["setting"]
             setting = setting._replace(kernel=with_theta(self.kernel, part))
-            ep, tol = self.ep(setting, y), min(residual, self.tol)
+            ep, tol = self.labels.ep(self, setting, y), min(residual, self.tol)
             solve = partial(self.labels.solver(ep, self.rule, self.damping), tol=tol, **steps)
             try:
                 result = solve(x)
@@ -406,7 +397,7 @@ class ErrorProblem:
             setting = setting._replace(points=None)
         labels = self.plan.labels
         try:
-            ep = self.plan.ep(setting, self.y, passing=True)
+            ep = labels.ep(self.plan, setting, self.y, passing=True)
         except ImproperPosterior:  # inducing points that have met
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)

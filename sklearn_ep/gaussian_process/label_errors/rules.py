@@ -328,15 +328,13 @@ class Relaxed:
         return np.where(pays, gamma, 0.0), self.memory[1]
 
 
-def noisy_marginals(precision, shift, noise, mean, var):
-    """Return mean and variance of g = f + noise given f ~ N(mean, var) and a site on g.
+def noisy_marginals(sites, noise, mean, var):
+    """Return mean and variance of g = f + noise given f ~ N(mean, var) and sites on g.
 
-    And the log mass that the site adds. Raises an `ImproperPosterior` where the site leaves the
-    noise without a proper distribution.
+    And the log masses that the sites add, which have to leave the noise a variance.
     """
+    precision, shift = sites
     left = 1.0 + noise * precision
-    if np.any(left <= 0):
-        raise ImproperPosterior("the noise of a row has no variance left")
     log_mass = 0.5 * (noise * shift**2 / left - np.log1p(noise * precision))
     return (mean + noise * shift) / left, noise / left + var / left**2, log_mass
 
@@ -378,7 +376,7 @@ class LatentNoiseState:
 
     def left_out(self, copies):
         """Return the `Cavity` of g without so many copies (n,) of each row."""
-        sites = on_means(Sites(self.precision, self.shift), self.noise)
+        sites = through_noise(Sites(self.precision, self.shift), self.noise)
         return noisy_cavity(sites, self.latent.mean, self.latent.var, copies, self.noise)
 
 
@@ -396,14 +394,11 @@ class LatentNoise:
     def posterior(self, precision, shift):
         """Return the state for site parameters (n,), copies of tied rows counted."""
         weight, noise = self.weight, self.noise
-        tau, nu = precision / weight, shift / weight
-        left = 1.0 + noise * tau
-        if np.any(left <= 0):
-            raise ImproperPosterior("the noise of a row has no variance left")
-        inner = self.structure.posterior(precision / left, shift / left)
-        mean, var, own = noisy_marginals(tau, nu, noise, inner.mean, inner.var)
-        log_evidence = inner.log_evidence + weight @ own
-        return LatentNoiseState(inner, mean, var, log_evidence, weight, tau, nu, noise)
+        own = Sites(precision / weight, shift / weight)
+        inner = self.structure.posterior(*(weight * site for site in through_noise(own, noise)))
+        mean, var, log_mass = noisy_marginals(own, noise, inner.mean, inner.var)
+        log_evidence = inner.log_evidence + weight @ log_mass
+        return LatentNoiseState(inner, mean, var, log_evidence, weight, *own, noise)
 
     def latent_covariance(self, state):
         """Return the posterior covariance (n, n) of f."""
@@ -415,17 +410,14 @@ class LatentNoise:
         return self.latent_covariance(state) / left / left[:, None]
 
 
-def on_noisy(sites, noise):
-    """Return sites on g from sites on t; raise an `ImproperPosterior` where there is none."""
-    left = 1.0 - noise * sites.precision
-    if np.any(left <= 0):
-        raise ImproperPosterior("a row has more precision than its noise allows")
-    return Sites(sites.precision / left, sites.shift / left)
+def through_noise(sites, noise):
+    """Return sites on t from sites on g, or for minus the noise sites on g from sites on t.
 
-
-def on_means(sites, noise):
-    """Return sites on t from sites on g."""
+    Raises an `ImproperPosterior` where a site leaves the noise without a proper distribution.
+    """
     left = 1.0 + noise * sites.precision
+    if np.any(left <= 0):
+        raise ImproperPosterior("the noise of a row has no variance left")
     return Sites(sites.precision / left, sites.shift / left)
 
 
@@ -468,14 +460,14 @@ class OfNoise:
         Its derivatives are those of the evidence at given sites: exact at a fixed point.
         """
         noise = self.noise + extra_var
-        own = on_noisy(sites, noise)
-        g_mean, g_var, log_mass = noisy_marginals(own.precision, own.shift, noise, mean, var)
+        own = through_noise(sites, -noise)
+        g_mean, g_var, log_mass = noisy_marginals(own, noise, mean, var)
         update = self.rule(factor, y, own, g_mean, g_var)
         new, n_bad = proper_step(own, update.sites, noise)
         alpha = sites.shift - sites.precision * mean
         slope = 0.5 * (alpha**2 - sites.precision + sites.precision**2 * var)
         return update._replace(
-            sites=on_means(new, noise),
+            sites=through_noise(new, noise),
             log_term=update.log_term + log_mass,
             gradient=alpha,
             noise_slope=slope,
@@ -502,7 +494,7 @@ class SequentialEP(WholeEP):
         joint = JointMarginals(state.latent.mean, self.structure.latent_covariance(state))
 
         def natural(i, site):
-            return self.weight[i] * np.array(on_means(Sites(*site), noise))
+            return self.weight[i] * np.array(through_noise(Sites(*site), noise))
 
         swept = joint.swept(x, self._updated, natural, self.share)
         found.target = towards(x, swept, self.share)
@@ -511,7 +503,7 @@ class SequentialEP(WholeEP):
     def _updated(self, i, site, mean, var):
         """Return the undamped site (2,) of one row at its marginal of f."""
         row, noise, own = slice(i, i + 1), self.structure.noise, Sites(*site[:, None])
-        g_mean, g_var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
+        g_mean, g_var, _ = noisy_marginals(own, noise, mean, var)
         rule: Any = self.rule
         if getattr(rule, "memory", None) is not None:
             rule = rule.resumed([part[row] for part in rule.memory])

@@ -98,7 +98,7 @@ def trust_of(parts, sites, n_draws, rng):
         q = part.local.shape[1]
         log_site = phi @ shift[k] - 0.5 * np.einsum("sp,pr,sr->s", phi, precision[k], phi)
         log_ratio[k] = marginal_log_likelihood(part, phi, q) - log_site
-        tail = importance_check(log_ratio[k]).pareto_k
+        tail = importance_check(log_ratio[k])[1]
         sizes = len(part.sign), len(part.starts) if q else 0
         found.append(PartTrust(k, *sizes, divergence_of(log_ratio[k]), tail))
     return tuple(_advised(trust, log_ratio, n_rows / len(parts)) for trust in found)
