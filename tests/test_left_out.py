@@ -167,3 +167,14 @@ def test_copies_that_are_written_out_change_no_bit_and_no_method(make, n_classes
     if make is EPGaussianProcessClassifier:
         more = written.partial_fit(X[:5], y[:5])
         assert len(more.loo_proba_) == len(copies) + 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_table_of_few_distinct_rows_is_learned_as_it_is(seed):
+    """In single precision its log evidence is off by up to 90 nats, and a search is stuck."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.integers(0, k, 100_000) for k in (3, 2, 2, 4)]).astype(float)
+    share = 1.0 / (1.0 + np.exp(X[:, 1] * X[:, 3] / 2.0 - X[:, 0]))
+    model = EPGaussianProcessClassifier().fit(X, rng.uniform(size=len(X)) < share)
+    assert model.method_ == "dense" and model.converged_
+    assert np.abs(model.predict_proba(X)[:, 1] - share).max() < 0.04

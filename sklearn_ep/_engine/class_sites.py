@@ -140,7 +140,7 @@ def _removable(sites: Sites, cov: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """
     removed = np.ones(len(weight))
     light = np.flatnonzero(weight < 1.0)
-    w, shares = weight[light], cov[light] @ _stars(sites.precision[light])
+    w, shares = weight[light], cov[light] @ stars(sites.precision[light])
     least = (1.0 - _KEPT) / (1.0 - _KEPT * w)
     near = np.einsum("ncc->n", shares) > least  # no share is larger than the sum of all
     z = np.linalg.eigvals(shares[near]).real.max(axis=1, initial=0.0)

@@ -36,6 +36,7 @@ from ._base import (
     log_sides,
     mixed_logs,
     places_of_rows,
+    single_holds,
     spread_of,
     sweeps_of,
     takes_temper,
@@ -84,7 +85,7 @@ class BinaryModel:
 
     def ep(self, kernel, X, sign, weight):
         """Return the fixed-point map of EP."""
-        latent = KernelGP(kernel, X, self.searching and weight.sum() >= LIMITS.thirds)
+        latent = KernelGP(kernel, X, self.searching and single_holds(weight))
         return WholeEP(latent, self.factor, sign, weight, self.rule)
 
     def rough(self, averages):
@@ -147,7 +148,8 @@ class JointModel:
 
     def ep(self, kernel, X, y, weight):
         """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X, self.searching), self.factor, y, weight)
+        structure = JointGP(kernel, X, self.searching and single_holds(weight))
+        return JointEP(structure, self.factor, y, weight)
 
     def rough(self, averages):
         """Return the model for sites that a search passes."""
@@ -355,7 +357,9 @@ class DenseProblem:
         if not known:
             x = self.x if near is None else near.result.x
             if plan.averages:  # sites have to settle; near neighbours need two to six sweeps
-                steps = plan.sweeps | dict(tol=model.node_tol, max_iter=40)
+                # errors of the evidence are of second order in it, and a sum over copies
+                tol = model.node_tol * min(1.0, (LIMITS.dense / plan.n_copies) ** 0.5)
+                steps = plan.sweeps | dict(tol=tol, max_iter=40)
                 solve, damping = partial(ep.solve, **steps), steps["damping"]
                 result = settled(solve, x, model.no_sites(self.y), damping)
             else:

@@ -14,7 +14,7 @@ from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from .._base import evidence_at, log_sides
+from .._base import evidence_at, log_sides, single_holds
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     EPNode,
@@ -210,7 +210,7 @@ class BinaryLabels:
         latent: Any
         if setting.points is None:
             averages = plan.averaging is not None
-            single = passing and averages and plan.weight.sum() >= LIMITS.thirds
+            single = passing and averages and single_holds(plan.weight)
             latent = KernelGP(setting.kernel, plan.coordinates, single)
         else:
             latent = InducingGP(setting.kernel, plan.X, setting.points, plan.jitter)
