@@ -34,7 +34,7 @@ PARTS = {
             "against .314), and scikit-learn's Gaussian process on haberman (.512 against .515). "
             "Two sets of genes have 43 and 71 training rows, and so few test rows that "
             "level means little: on colon logistic regression has .353 and the stack .369, on "
-            "prostate tumours boosting has .276 and the stack .318. A fit of the stack takes .69 "
+            "prostate tumours boosting has .276 and the stack .318. A fit of the stack takes .68 "
             "CPU seconds in the mean, 2.6 times the Gaussian process alone, one of LightGBM .06, "
             "of tuned boosting 1.7, of CatBoost 3.0; the machine had other work.",
         ),
