@@ -8,7 +8,9 @@ import pytest
 import scipy.sparse as sp
 from scipy.special import logit, ndtri
 from sklearn.base import clone, is_classifier
+from sklearn.datasets import load_breast_cancer
 from sklearn.gaussian_process.kernels import RBF
+from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
@@ -91,6 +93,26 @@ def test_weights_are_repetitions(name):
     # sites of a repeated row may fall into different partitions
     atol = 1e-6 if name == "hierarchical" else 1e-7
     np.testing.assert_allclose(outputs(a, X), outputs(b, X), atol=atol)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        EPGaussianProcessClassifier(),
+        EPGaussianProcessClassifier(method="sparse", n_inducing=20, random_state=0),
+        SpikeSlabClassifier(),
+        HierarchicalEPLogistic(),
+    ],
+    ids=["dense", "sparse", "sparse columns", "groups"],
+)
+def test_fits_by_weights_below_one_settle(model):
+    """Less of such a row's site is in the posterior than a cavity without a copy would lack."""
+    X, y = load_breast_cancer(return_X_y=True)
+    rows = np.random.default_rng(2).permutation(len(y))[:120]
+    weight = np.random.default_rng(2).exponential(size=120)
+    groups = dict(groups=rows % 40) if isinstance(model, HierarchicalEPLogistic) else {}
+    model.fit(StandardScaler().fit_transform(X[rows, :8]), y[rows], sample_weight=weight, **groups)
+    assert model.converged_
 
 
 @every

@@ -43,14 +43,10 @@ from .gaussian import (
 )
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
-from .sites import Cavity, Sites
+from .sites import Cavity, Sites, removable
 
 # Smallest variance that `contrast_variances` returns.
 _LEAST_VARIANCE = 1e-8
-# Least share of the precision of the other rows that a cavity keeps in any direction. Of 108 fits
-# to 27 tables, half of them by random weights, .1 leaves four that do not settle and .3 none; one
-# would take less than a copy out of every row of weight below one.
-_KEPT = 0.3
 
 
 class ClassUpdate(NamedTuple):
@@ -58,7 +54,7 @@ class ClassUpdate(NamedTuple):
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
     evidence; tilted is that of the factor under the cavities. removed (n,) are the copies of the
-    old site that the cavities lack: one as a rule, see `_removable`, and none where the marginal
+    old site that the cavities lack: one as a rule, see `removable`, and none where the marginal
     replaces a cavity that is not proper.
     """
 
@@ -108,12 +104,13 @@ def stars(d: np.ndarray) -> np.ndarray:
     return T
 
 
-def class_cavities(sites: Sites, mean: np.ndarray, cov: np.ndarray) -> Cavity:
-    """Return the `Cavity` of all classes, with covariances (n, K, K): without these sites.
+def class_cavities(sites: Sites, mean: np.ndarray, cov: np.ndarray, copies: np.ndarray) -> Cavity:
+    """Return the `Cavity` of all classes, with covariances (n, K, K), without so many copies (n,).
 
     One that is left with no variance is not proper: where hyperparameters changed since, or links
     of other rows are negative.
     """
+    sites = Sites(*(copies[:, None] * x for x in sites))
     A = np.eye(mean.shape[1]) - cov @ stars(sites.precision)
     proper = np.linalg.det(A) > 0
     A[~proper] = np.eye(mean.shape[1])
@@ -126,27 +123,17 @@ def class_cavities(sites: Sites, mean: np.ndarray, cov: np.ndarray) -> Cavity:
     contrasts = own[:, :, None] + own[:, None, :] - 2.0 * without
     lost = proper & np.any(contrasts < 0, axis=(1, 2))
     m[lost], without[lost] = mean[lost], cov[lost]
-    return Cavity(m, without, proper & ~lost)
+    return Cavity(m, without, np.where(proper & ~lost, copies, 0.0))
 
 
 def _removable(sites: Sites, cov: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the copies (n,) of each site that its cavity can lack: one, or less.
-
-    A row of weight w below one has less of its site in the posterior than one copy. The direction
-    of which the site has the largest share z tells how many copies c there can go: as many as
-    leave `_KEPT` of the precision 1 - w z that the other rows have, 1 - c z >= `_KEPT` (1 - w z),
-    which is never fewer than w. The answer is continuous in the site. If instead the marginal
-    replaced a cavity once it is lost, sites of such rows would go to and fro across that edge.
-    """
-    removed = np.ones(len(weight))
-    light = np.flatnonzero(weight < 1.0)
-    w, shares = weight[light], cov[light] @ stars(sites.precision[light])
-    least = (1.0 - _KEPT) / (1.0 - _KEPT * w)
-    near = np.einsum("ncc->n", shares) > least  # no share is larger than the sum of all
-    z = np.linalg.eigvals(shares[near]).real.max(axis=1, initial=0.0)
-    copies = (1.0 - _KEPT) / np.maximum(z, least[near]) + _KEPT * w[near]
-    removed[light[near]] = copies
-    return removed
+    """Return the copies (n,) that can go, by the direction of which a site has the most."""
+    share, light = np.zeros(len(weight)), weight < 1.0
+    of_all = cov[light] @ stars(sites.precision[light])
+    share[light] = np.einsum("ncc->n", of_all)  # no direction has more than the sum
+    near = removable(share, weight) < 1.0
+    share[near] = np.linalg.eigvals(of_all[near[light]]).real.max(axis=1, initial=0.0)
+    return removable(share, weight)
 
 
 def class_update(
@@ -164,8 +151,7 @@ def class_update(
     carry the sites, `weight` (n,) the copies of the sites in the posterior, ones by default.
     """
     removed = np.ones(len(y)) if weight is None else _removable(sites, cov, weight)
-    taken = Sites(*(removed[:, None] * x for x in sites))
-    m, without, proper = class_cavities(taken, mean, cov)
+    m, without, removed = class_cavities(sites, mean, cov, removed)
     v = contrast_variances(without)
     tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))
     left = 1.0 - v * tilted.slope
@@ -176,16 +162,15 @@ def class_update(
         raise ImproperPosterior("a row takes more of its classes' precision than it has")
     new = Sites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
-    return ClassUpdate(new, log_term, tilted, np.where(proper, removed, 0.0))
+    return ClassUpdate(new, log_term, tilted, removed)
 
 
 def class_left_out(
     sites: Sites, mean: np.ndarray, cov: np.ndarray, extra_var: Any, copies: np.ndarray
 ) -> Cavity:
     """Return the `Cavity` (n, K) without so many copies (n,) of each row."""
-    taken = Sites(*(copies[:, None] * x for x in sites))
-    m, without, proper = class_cavities(taken, mean, cov)
-    return Cavity(m, contrast_variances(without) + np.reshape(extra_var, (-1, 1)), proper)
+    found = class_cavities(sites, mean, cov, copies)
+    return found._replace(var=contrast_variances(found.var) + np.reshape(extra_var, (-1, 1)))
 
 
 def class_change(factor: Any, y: np.ndarray, old: Sites, new: Sites, var: np.ndarray) -> float:

@@ -56,16 +56,16 @@ class SiteUpdate(NamedTuple):
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
     evidence; gradient and noise_slope (n,) are its derivatives in the mean of the cavity and in the
-    extra variance, through the tilted log Z; n_improper counts rows whose cavity was improper and
-    was replaced by the marginal; relaxation (n,) is the dimensionless relaxation of each row where
-    the rule knows one.
+    extra variance, through the tilted log Z; removed (n,) are the copies of the old site that the
+    cavities lack, none where the marginal replaces a cavity that is not proper; relaxation (n,) is
+    the dimensionless relaxation of each row where the rule knows one.
     """
 
     sites: Sites
     log_term: np.ndarray
     gradient: np.ndarray
     noise_slope: np.ndarray
-    n_improper: int
+    removed: np.ndarray
     relaxation: np.ndarray | None = None
 
 
@@ -79,7 +79,14 @@ class Rule(Protocol):
     exponent: float
 
     def __call__(
-        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+        self,
+        factor: Any,
+        y: Any,
+        sites: Sites,
+        mean: Any,
+        var: Any,
+        extra_var: Any = 0.0,
+        weight: Any = 1.0,
     ) -> SiteUpdate:
         """Return the `SiteUpdate` of the rows.
 
@@ -92,6 +99,8 @@ class Rule(Protocol):
             Marginals of the variables that carry the sites.
         extra_var : ndarray of shape (n,) or float, default=0.0
             Variance of the latent value given that variable (inducing-point models).
+        weight : ndarray of shape (n,) or float, default=1.0
+            Copies of the sites in the posterior.
         """
 
 
@@ -153,7 +162,8 @@ class WholeEP:
     factor : Factor
     y : ndarray of shape (n,)
     weight : ndarray of shape (n,)
-        Copies of each row; the posterior counts a site that often, the cavity lacks one copy.
+        Copies of each row; the posterior counts a site that often, the cavity lacks one copy, or
+        less where that would leave too little.
     rule : Rule
 
     Raises
@@ -178,7 +188,8 @@ class WholeEP:
         """
         sites = Sites(x[0], x[1])
         state = self.structure.posterior(self.weight * x[0], self.weight * x[1])
-        update = self.rule(self.factor, self.y, sites, state.mean, state.var, state.extra_var)
+        marginals = state.mean, state.var, state.extra_var
+        update = self.rule(self.factor, self.y, sites, *marginals, self.weight)
         log_evidence = state.log_evidence + self.weight @ update.log_term
         return Evaluation(
             target=np.array(update.sites),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .contracts import SiteUpdate
-from .sites import Cavity, Sites, cavity, log_site_mass
+from .sites import Cavity, Sites, copy_cavity, log_site_mass
 
 
 class MomentMatching:
@@ -23,10 +23,17 @@ class MomentMatching:
     exponent = 1.0
 
     def __call__(
-        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+        self,
+        factor: Any,
+        y: Any,
+        sites: Sites,
+        mean: Any,
+        var: Any,
+        extra_var: Any = 0.0,
+        weight: Any = 1.0,
     ) -> SiteUpdate:
         """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
-        return match_moments(factor, y, sites, cavity(sites, mean, var), extra_var)
+        return match_moments(factor, y, sites, copy_cavity(sites, mean, var, weight), extra_var)
 
 
 def match_moments(
@@ -50,7 +57,7 @@ def match_moments(
         (log_z - log_site_mass(sites, cav.mean, cav.var, exponent)) / exponent,
         g / exponent,
         0.5 * (g**2 - h) / exponent,
-        int(np.sum(~cav.proper)),
+        cav.removed,
         relaxation,
     )
 
@@ -76,10 +83,17 @@ class Power:
         self.exponent = exponent
 
     def __call__(
-        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+        self,
+        factor: Any,
+        y: Any,
+        sites: Sites,
+        mean: Any,
+        var: Any,
+        extra_var: Any = 0.0,
+        weight: Any = 1.0,
     ) -> SiteUpdate:
         """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
-        cav = cavity(sites, mean, var, self.exponent)
+        cav = copy_cavity(sites, mean, var, weight, self.exponent)
         return match_moments(factor.powered(self.exponent), y, sites, cav, extra_var, self.exponent)
 
 

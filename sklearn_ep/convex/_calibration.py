@@ -33,7 +33,7 @@ def cavities(mean, var, slope, precision, share=1.0):
     precision (n,) that of the sites, both of all copies. Variances that are not proper are nan.
     """
     found = cavity(Sites(precision, precision * mean - slope), mean, var, share)
-    return found._replace(var=np.where(found.proper, found.var, np.nan))
+    return found._replace(var=np.where(found.removed > 0, found.var, np.nan))
 
 
 def rows_left_out(sign, weight, node_weight, nodes):

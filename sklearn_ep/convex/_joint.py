@@ -194,7 +194,8 @@ def fit_joint(problem, y, monitor, k):
     run = _fit_exact if problem.variance == "exact" else _fit_sampled
     fit, x, state = run(problem, y, monitor)
     taken = problem.rows.taken * weight
-    mean, var, proper = class_left_out(Sites(*x), state.mean, state.cov, 0.0, taken)
+    mean, var, removed = class_left_out(Sites(*x), state.mean, state.cov, 0.0, taken)
+    proper = removed > 0
     moments, own = partial(class_moments, QUICK_SOFTMAX, y[proper]), (mean[proper], var[proper])
     rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
     left_out = rows_at_scales(problem.scales, rows, proper)

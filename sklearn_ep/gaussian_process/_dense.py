@@ -54,6 +54,7 @@ from ._hyperparameters import (
     n_length_scales,
     random_starts,
     settled,
+    tol_of_nodes,
     wants_average,
 )
 from ._joint_gp import JointGP, JointGPPosterior
@@ -357,8 +358,7 @@ class DenseProblem:
         if not known:
             x = self.x if near is None else near.result.x
             if plan.averages:  # sites have to settle; near neighbours need two to six sweeps
-                # errors of the evidence are of second order in it, and a sum over copies
-                tol = model.node_tol * min(1.0, (LIMITS.dense / plan.n_copies) ** 0.5)
+                tol = tol_of_nodes(model.node_tol, plan.n_copies)
                 steps = plan.sweeps | dict(tol=tol, max_iter=40)
                 solve, damping = partial(ep.solve, **steps), steps["damping"]
                 result = settled(solve, x, model.no_sites(self.y), damping)

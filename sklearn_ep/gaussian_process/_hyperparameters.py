@@ -278,6 +278,14 @@ def central_differences(value, theta, step=0.01):
     return np.array([value(theta + m) - value(theta - m) for m in moves]) / (2.0 * step)
 
 
+def tol_of_nodes(tol, n_copies):
+    """Return the residual at which sites of a node of an average end, of rows of so many copies.
+
+    The residual is that of a site, which the posterior of many copies of one row counts as often.
+    """
+    return tol * min(1.0, LIMITS.dense / n_copies)
+
+
 def settled(solve, x, empty, damping=1.0):
     """Return the `Result` of EP from sites x, or None where sites do not settle on a posterior.
 

@@ -33,7 +33,7 @@ from .._engine.gaussian import (
     covariance_root,
     row_blocks,
 )
-from .._engine.sites import Cavity, Sites, cavity
+from .._engine.sites import Cavity, Sites, copy_cavity
 from .._estimator.fitting import signs_of
 from ._dense_gp import DenseGPPosterior
 
@@ -170,6 +170,6 @@ def _shape_of_rows(posterior, y, weight, exponent):
     cov = posterior.covariance(posterior.X, posterior.X)
     mean = posterior.kernel(posterior.X) @ posterior.alpha
     sites = Sites(*posterior.sites() / weight)
-    cav = cavity(sites, mean, np.diagonal(cov), exponent)
+    cav = copy_cavity(sites, mean, np.diagonal(cov), weight, exponent)
     factor = posterior.factor if exponent == 1 else posterior.factor.powered(exponent)
     return cov, weight / exponent, *tilted_shape(factor, y, cav)

@@ -138,7 +138,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     local = layouts.LocalPart(lower, offset, half.weighed(turned))
     row_mean, row_var, within = local.row_moments(layout.plain, group, c, mean, cov)
     moment = local.second_moment(mean, within)
-    update = rule(layout.sign[:n], of_rows, row_mean, row_var)
+    update = rule(layout.sign[:n], of_rows, row_mean, row_var, weight=weight)
     log_z += update.log_term @ weight
     worst, slope = layouts.row_mismatch(of_rows, update.sites, row_mean, row_var), 0.0
     of_small, groups = [], []

@@ -207,7 +207,8 @@ class ProbitState:
             self.columns = descend(start, max_iter=_SWEEPS.descents, tol=tol).evaluation.payload
         self.mean = self.intercept.base + self._centred(slice(None)) @ self.columns.mean
         self.var = self._latent_variance()
-        self.update = MATCH(PROBIT, problem.y, self.rows, self.mean, self.var)
+        latent = self.mean, self.var
+        self.update = MATCH(PROBIT, problem.y, self.rows, *latent, weight=problem.weight)
 
     def evaluation(self, columns):
         """Return the `Evaluation` whose target has the update of the rows and sites of columns."""

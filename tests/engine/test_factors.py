@@ -9,7 +9,7 @@ from scipy.special import expit, log_expit, log_ndtr, ndtr
 from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep._engine.quadrature import logistic_mixture, logistic_moments, quick_ndtr
 from sklearn_ep._engine.rules import MomentMatching, Power
-from sklearn_ep._engine.sites import Sites, cavity
+from sklearn_ep._engine.sites import Sites, cavity, copy_cavity
 
 FACTORS = [Probit(), Logit(), LabelNoise(0.1), LabelNoise(0.0), LabelNoise(0.4)]
 ids = [f"{type(f).__name__}{getattr(f, 'rate', '')}" for f in FACTORS]
@@ -171,7 +171,7 @@ def test_cavity_times_site_is_the_posterior():
     back = cavity(sites, mean, var)
     np.testing.assert_allclose(back.mean, cm, atol=1e-10)
     np.testing.assert_allclose(back.var, cv, rtol=1e-10)
-    assert back.proper.all()
+    assert np.all(back.removed == 1)
     i = 7
     mass = quad(
         lambda f: (
@@ -189,13 +189,28 @@ def test_cavity_times_site_is_the_posterior():
     np.testing.assert_allclose(found[i], np.log(mass), atol=1e-8)
 
 
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+def test_a_cavity_lacks_a_copy_or_what_leaves_enough_of_a_row_of_weight_below_one(exponent):
+    """What is removed does not jump where sites change little."""
+    precision, weight = np.linspace(0.01, 6.0, 121), 0.2
+    sites, var = Sites(precision, np.ones(121)), 1.0 / (1.0 + weight * precision)
+    found = copy_cavity(sites, np.zeros(121), var, weight, exponent)
+    copies = found.removed
+    np.testing.assert_allclose(1.0 / found.var, 1.0 / var - copies * precision)
+    assert np.all(1.0 / found.var >= 0.3 - 1e-9)
+    assert copies[0] == exponent and weight < copies[-1] < 0.8
+    assert np.max(np.abs(np.diff(copies))) < 0.05
+    whole = copy_cavity(sites, np.zeros(121), 1.0 / (1.0 + precision), 1.0, exponent)
+    np.testing.assert_array_equal(whole.removed, exponent)
+
+
 def test_improper_cavities_are_reported_and_stay_finite():
     sites = Sites(np.array([2.0, 0.1]), np.array([1.0, 1.0]))
     cav = cavity(sites, np.zeros(2), np.ones(2))
-    np.testing.assert_array_equal(cav.proper, [False, True])
+    np.testing.assert_array_equal(cav.removed, [0, 1])
     assert (cav.mean[0], cav.var[0]) == (0.0, 1.0)
     update = MomentMatching()(Probit(), np.ones(2), sites, np.zeros(2), np.ones(2))
-    assert update.n_improper == 1 and all(np.isfinite(a).all() for a in update.sites)
+    assert update.removed.sum() == 1 and all(np.isfinite(a).all() for a in update.sites)
 
 
 @every_factor

@@ -150,7 +150,7 @@ class BinaryProblems:
             old = Sites(*rows.sites[k])
         rule = self.rule if rows.memory is None else self.rule.resumed(rows.memory)
         sign, extra_var = self.signs(rows.y, k), self.share * rows.extra_var
-        update = rule(self.factor, sign, old, mean, var, extra_var)
+        update = rule(self.factor, sign, old, mean, var, extra_var, rows.weight)
         log_term, stale = update.log_term, old
         if averaged:
             stale = update.sites
@@ -160,8 +160,7 @@ class BinaryProblems:
         slopes = None
         if form is not None:
             fresh = form == "fresh"
-            args = stale, mean, var, update, rows.weight, rule.exponent, fresh
-            kappa, alpha, noise = _row_gradient(*args)
+            kappa, alpha, noise = _row_gradient(stale, mean, var, update, rows.weight, fresh)
             smoothed *= kappa.astype(smoothed.dtype, copy=False)[:, None]
             noise = self.share * noise - rows.weight * trace_term
             slopes = RowSlopes(smoothed, alpha[None], posterior.mean[None], noise)
@@ -277,16 +276,12 @@ def _log_mass_ratio(old, new, mean, var, exponent):
     return (masses[0] - masses[1]) / exponent
 
 
-def _row_gradient(sites, mean, var, update, weight, exponent, fresh):
-    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e.
-
-    `exponent` is the share of a site that its cavity lacks.
-    """
+def _row_gradient(sites, mean, var, update, weight, fresh):
+    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e."""
     gs = weight * update.noise_slope
     if not fresh:
         return -weight * sites.precision, weight * (sites.shift - sites.precision * mean), gs
-    proper = cavity(sites, mean, var, exponent).proper
-    precision, shift = exponent * np.where(proper, sites, 0.0)
+    precision, shift = update.removed * np.array(sites)
     g = weight * update.gradient
     kappa = (g * (precision * mean - shift) + 2.0 * gs) / (1.0 - precision * var)
     return kappa, g, gs

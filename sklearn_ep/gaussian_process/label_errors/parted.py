@@ -13,7 +13,7 @@ from ..._engine.gaussian import ImproperPosterior, row_blocks
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
-from ..._engine.sites import Sites, cavity, one_copy
+from ..._engine.sites import Sites, copy_cavity, one_copy
 from .._base import evidence_at, fit_of_sites, log_sides, watch_of_sweeps
 from .._hyperparameters import EPNode
 from .._kernels import with_theta
@@ -95,7 +95,7 @@ def row_labels(part, message, model, classes, fraction=None):
         if fraction is None:
             cav = noisy_cavity(on_t, *of_f, seen.weight, noise)
         else:
-            cav = cavity(own, mean, var, fraction)
+            cav = copy_cavity(own, mean, var, seen.weight, fraction)
         sides = log_sides(factor, cav.mean, cav.var)
         wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:

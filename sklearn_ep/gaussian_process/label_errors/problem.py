@@ -22,6 +22,7 @@ from .._hyperparameters import (
     ThetaSpace,
     learned_coordinates,
     settled,
+    tol_of_nodes,
 )
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
@@ -224,13 +225,13 @@ class BinaryLabels:
     def slopes(self, plan, ep, result):
         """Return the gradient in theta and points, and how probably each label is wrong (n,)."""
         structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
-        state, exponent = result.evaluation.payload[0], plan.rule.exponent
+        (state, update), exponent = result.evaluation.payload, plan.rule.exponent
         if isinstance(structure, InducingGP):
             moved = plan.unit is not None
             theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
         elif plan.learn:
             theta = structure.evidence_gradient(state.latent)
-        cav = cavity(Sites(*result.x), state.mean, state.var, exponent)
+        cav = cavity(Sites(*result.x), state.mean, state.var, update.removed)
         return theta, towards, ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
 
     def left_out(self, plan, setting, sign, copies, result):
@@ -401,7 +402,8 @@ class ErrorProblem:
         except ImproperPosterior:  # inducing points that have met
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)
-        solve = partial(solve, tol=self.tol, max_iter=40, accelerate=True)
+        tol = tol_of_nodes(self.tol, self.plan.weight.sum())
+        solve = partial(solve, tol=tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.result.x
         result = settled(solve, x, labels.empty_sites(self.y), labels.damping)
         return None if result is None else self.plan.node(setting, ep, result, slopes)

@@ -25,7 +25,7 @@ from ..._engine.gaussian import ImproperPosterior, normal_hazard
 from ..._engine.likelihoods import Factor, Tilted
 from ..._engine.rules import match_moments
 from ..._engine.schedule import JointMarginals, towards
-from ..._engine.sites import Cavity, Sites, cavity
+from ..._engine.sites import Sites, cavity, copy_cavity
 
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
@@ -303,13 +303,13 @@ class Relaxed:
         """Count a sweep whose rows were all visited by resumed rules."""
         self.n_sweeps += 1
 
-    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
+    def __call__(self, factor, y, sites, mean, var, extra_var=0.0, weight=1.0):
         """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
-        cav = cavity(sites, mean, var)
+        cav = copy_cavity(sites, mean, var, weight)
         gamma, pull = self._relax(factor, y, sites, cav)
         self.advance()
         mean = (cav.mean + pull * cav.var) / (1.0 + gamma)
-        relaxed = Cavity(mean, cav.var / (1.0 + gamma), cav.proper)
+        relaxed = cav._replace(mean=mean, var=cav.var / (1.0 + gamma))
         return match_moments(factor, y, sites, relaxed, extra_var, relaxation=gamma)
 
     def _relax(self, factor, y, sites, cav):
@@ -422,12 +422,12 @@ def through_noise(sites, noise):
 
 
 def proper_step(old, new, noise):
-    """Return new sites on g, at most half the way to improper noise, and how many were beyond."""
+    """Return new sites on g, at most half the way to improper noise."""
     bad = 1.0 + noise * new.precision <= 0
     fall = np.where(bad, old.precision - new.precision, 1.0)
     share = np.where(bad, 0.5 * (old.precision + 1.0 / noise) / fall, 1.0)
     pairs = zip(old, new, strict=True)
-    return Sites(*((1.0 - share) * a + share * b for a, b in pairs)), int(np.sum(bad))
+    return Sites(*((1.0 - share) * a + share * b for a, b in pairs))
 
 
 class OfNoise:
@@ -454,7 +454,7 @@ class OfNoise:
         """Count a sweep."""
         self.rule.advance()
 
-    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
+    def __call__(self, factor, y, sites, mean, var, extra_var=0.0, weight=1.0):
         """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`.
 
         Its derivatives are those of the evidence at given sites: exact at a fixed point.
@@ -462,8 +462,8 @@ class OfNoise:
         noise = self.noise + extra_var
         own = through_noise(sites, -noise)
         g_mean, g_var, log_mass = noisy_marginals(own, noise, mean, var)
-        update = self.rule(factor, y, own, g_mean, g_var)
-        new, n_bad = proper_step(own, update.sites, noise)
+        update = self.rule(factor, y, own, g_mean, g_var, weight=weight)
+        new = proper_step(own, update.sites, noise)
         alpha = sites.shift - sites.precision * mean
         slope = 0.5 * (alpha**2 - sites.precision + sites.precision**2 * var)
         return update._replace(
@@ -471,7 +471,6 @@ class OfNoise:
             log_term=update.log_term + log_mass,
             gradient=alpha,
             noise_slope=slope,
-            n_improper=update.n_improper + n_bad,
         )
 
 
@@ -507,5 +506,5 @@ class SequentialEP(WholeEP):
         rule: Any = self.rule
         if getattr(rule, "memory", None) is not None:
             rule = rule.resumed([part[row] for part in rule.memory])
-        new = rule(self.factor, self.y[row], own, g_mean, g_var).sites
-        return np.concatenate(proper_step(own, new, noise)[0])
+        new = rule(self.factor, self.y[row], own, g_mean, g_var, weight=self.weight[row]).sites
+        return np.concatenate(proper_step(own, new, noise))
