@@ -150,7 +150,9 @@ def class_update(
     `extra_var` (n,) or 0 is the variance of the latent values of all classes given the values that
     carry the sites, `weight` (n,) the copies of the sites in the posterior, ones by default.
     """
-    removed = np.ones(len(y)) if weight is None else _removable(sites, cov, weight)
+    removed = np.ones(len(y))
+    if weight is not None and np.any(weight < 1.0):
+        removed = _removable(sites, cov, weight)
     m, without, removed = class_cavities(sites, mean, cov, removed)
     v = contrast_variances(without)
     tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))

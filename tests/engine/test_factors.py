@@ -9,7 +9,7 @@ from scipy.special import expit, log_expit, log_ndtr, ndtr
 from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep._engine.quadrature import logistic_mixture, logistic_moments, quick_ndtr
 from sklearn_ep._engine.rules import MomentMatching, Power
-from sklearn_ep._engine.sites import Sites, cavity, copy_cavity
+from sklearn_ep._engine.sites import Sites, copy_cavity
 
 FACTORS = [Probit(), Logit(), LabelNoise(0.1), LabelNoise(0.0), LabelNoise(0.4)]
 ids = [f"{type(f).__name__}{getattr(f, 'rate', '')}" for f in FACTORS]
@@ -168,7 +168,7 @@ def test_cavity_times_site_is_the_posterior():
     sites = Sites(rng.exponential(size=50), rng.normal(size=50))
     var = 1 / (1 / cv + sites.precision)
     mean = var * (cm / cv + sites.shift)
-    back = cavity(sites, mean, var)
+    back = copy_cavity(sites, mean, var)
     np.testing.assert_allclose(back.mean, cm, atol=1e-10)
     np.testing.assert_allclose(back.var, cv, rtol=1e-10)
     assert np.all(back.removed == 1)
@@ -206,7 +206,7 @@ def test_a_cavity_lacks_a_copy_or_what_leaves_enough_of_a_row_of_weight_below_on
 
 def test_improper_cavities_are_reported_and_stay_finite():
     sites = Sites(np.array([2.0, 0.1]), np.array([1.0, 1.0]))
-    cav = cavity(sites, np.zeros(2), np.ones(2))
+    cav = copy_cavity(sites, np.zeros(2), np.ones(2))
     np.testing.assert_array_equal(cav.removed, [0, 1])
     assert (cav.mean[0], cav.var[0]) == (0.0, 1.0)
     update = MomentMatching()(Probit(), np.ones(2), sites, np.zeros(2), np.ones(2))
