@@ -222,6 +222,24 @@ class LengthSpace(ThetaSpace):
         return total
 
 
+class RatiosOfLengths(NamedTuple):
+    """Prior of the logs of several lengths about their mean: N(0, s^2) of unknown spread s.
+
+    That makes it a multivariate t distribution, of this `scale` and so many degrees of `freedom`:
+    few rows leave the lengths near each other, and where the evidence wants some of them apart, all
+    of them are free.
+    """
+
+    scale: float = 0.75
+    freedom: float = 4.0
+
+    def log_density(self, lengths):
+        """Return the log density at logs of lengths (k,), but for a constant, and its slope."""
+        apart = lengths - lengths.mean()
+        total, n = self.freedom * self.scale**2 + apart @ apart, self.freedom + len(apart)
+        return -0.5 * n * float(np.log(total)), -n / total * apart
+
+
 def learned_coordinates(kernel):
     """Return names, coordinates (T,) and anisotropy of a learned kernel, for one node.
 

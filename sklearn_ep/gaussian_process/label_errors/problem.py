@@ -19,12 +19,13 @@ from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
     EPNode,
     KernelScales,
+    RatiosOfLengths,
     ThetaSpace,
     learned_coordinates,
     settled,
     tol_of_nodes,
 )
-from .._kernels import contract_diagonal, with_theta
+from .._kernels import constant_and_stationary, contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
 from .rules import LabelErrorStep, LatentNoise, Relaxed
@@ -65,7 +66,8 @@ class Slopes(NamedTuple):
 class WeakScales(ThetaSpace):
     """All parameters of a kernel under the weak priors of a mode.
 
-    The mean variance at `rows` with copies `weight` is log-normal about four times the noise. The
+    The mean variance at `rows` with copies `weight` is log-normal about four times the noise;
+    several lengths are `RatiosOfLengths`, as rows with wrong labels would set them far apart. The
     last parameter is the log length of the default kernel, log-Cauchy about that of `length`, which
     is None for other kernels: a smooth function is preferred where the rows do not tell, and given
     up without resistance where they do.
@@ -76,18 +78,29 @@ class WeakScales(ThetaSpace):
     noise: float
     length: float | None
 
+    @cached_property
+    def _lengths(self):
+        """Places of the lengths in theta, of a constant times RBF or Matern."""
+        if constant_and_stationary(self.kernel) is None:
+            return np.arange(0)
+        return KernelScales.at(self.kernel, self.kernel.theta).lengths
+
     def log_prior(self, theta):
         """Return the log prior density of theta, but for a constant, and its gradient."""
         kernel = with_theta(self.kernel, theta)
         total = self.weight @ kernel.diag(self.rows)
         away = np.log(total / self.weight.sum() / self.noise / 4.0)
+        value = -0.5 * away**2
         slope = -away * contract_diagonal(kernel, self.rows, self.weight / total)
+        if len(self._lengths) > 1:
+            of_ratios, steep = RatiosOfLengths().log_density(theta[self._lengths])
+            value, slope[self._lengths] = value + of_ratios, slope[self._lengths] + steep
         if self.length is None:
-            return -0.5 * away**2, slope
+            return value, slope
         spread = 0.4
         z = (theta[-1] - np.log(self.length)) / spread
         slope[-1] -= 2.0 * z / (1.0 + z**2) / spread
-        return -0.5 * away**2 - np.log1p(z**2), slope
+        return value - np.log1p(z**2), slope
 
 
 @dataclass(frozen=True)
