@@ -38,7 +38,7 @@ from ._posterior import LinearPosterior
 from ._problem import (
     Problem,
     evidence_probes,
-    of_all_class_rows,
+    of_all_rows,
     rows_and_prior,
     single_node,
 )
@@ -199,13 +199,16 @@ def fit_joint(problem, y, monitor, k):
     rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
     left_out = rows_at_scales(problem.scales, rows, proper)
     fit.posterior.slope, fit.posterior.temper = left_out.scale
+    precision, shift = (part.T * weight for part in x)  # x are the sites of one copy
     attributes = dict(
         **fit.attributes,
+        site_precision=precision,
+        site_shift=shift,
         marginal_variance=np.einsum("ncc->cn", state.cov),
         average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
-    return fit._replace(attributes=of_all_class_rows(problem.rows.copies, attributes, x))
+    return fit._replace(attributes=of_all_rows(problem.rows.copies, attributes))
 
 
 def _fit_exact(problem, y, monitor):

@@ -169,7 +169,7 @@ def fit_exact(problem, sign, monitor, k):
     )
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
-    attributes = _of_all_rows(rows.copies, attributes)
+    attributes = of_all_rows(rows.copies, attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -187,7 +187,7 @@ def fit_sampled(problem, sign, monitor, k):
         marginal_variance=own.variances(at[1]),
         left_out=rows_at_scales(problem.scales, *form(own, *at, memory.taken)),
     )
-    return _calibrated(fit, _of_all_rows(memory.copies, of_rows))
+    return _calibrated(fit, of_all_rows(memory.copies, of_rows))
 
 
 def fit_parted(problem, _, monitor, k):
@@ -239,8 +239,13 @@ def _calibrated(fit, more):
     return fit._replace(posterior=posterior, attributes=fit.attributes | more)
 
 
-def _of_all_rows(copies, attributes):
+_OF_SITES = {"site_precision", "site_shift"}
+
+
+def of_all_rows(copies, attributes):
     """Return the attributes of a `BinaryFit` to merged rows for all rows.
+
+    Sites are those of all copies together.
 
     A row is left out with all its copies. Where variances are sampled, solves end at a tolerance,
     and learning turns differences at the level of rounding into visible ones; so do the sites of
@@ -248,23 +253,9 @@ def _of_all_rows(copies, attributes):
     problem to the last bit.
     """
     scale, *each = attributes["left_out"]
-    new = dict(
-        site_precision=attributes["site_precision"][..., copies.group] * copies.share,
-        marginal_variance=attributes["marginal_variance"][..., copies.group],
-        left_out=LeftOut(scale, *(values[..., copies.group] for values in each)),
-    )
-    return attributes | new
-
-
-def of_all_class_rows(copies, attributes, sites):
-    """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
-
-    A row gets those of all its copies.
-    """
-    own = copies.of_each * copies.share
-    precision, shift = (x.T[:, copies.group] * own for x in sites)
-    new = _of_all_rows(copies, attributes | dict(site_precision=sites[0].T))
-    return new | dict(site_precision=precision, site_shift=shift)
+    new = {name: copies.shared(attributes[name]) for name in _OF_SITES & attributes.keys()}
+    new["marginal_variance"] = copies.of_rows(attributes["marginal_variance"])
+    return attributes | new | dict(left_out=LeftOut(scale, *map(copies.of_rows, each)))
 
 
 def rows_and_prior(estimator, training):

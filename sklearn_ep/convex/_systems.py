@@ -24,7 +24,6 @@ from .._engine.gaussian import (
     explained_variances,
     inverse_from_cholesky,
     inverse_from_triangular,
-    invert_triangular,
     positive_variance,
     row_blocks,
     triangular_inverse,
@@ -237,9 +236,7 @@ class PrimalSystem(HalfCovariance):
     @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
-        half = self.lower.copy(order="F")
-        invert_triangular(half)
-        return half
+        return triangular_inverse(self.lower)
 
     def solve(self, right):
         """Return A^-1 right."""
@@ -252,7 +249,7 @@ class PrimalSystem(HalfCovariance):
     def squared_shrinkage(self, diagonal):
         """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
         root = np.sqrt(diagonal)
-        inverse = inverse_from_triangular(self.half.copy(order="F"))
+        inverse = inverse_from_triangular(self.half)
         return _squares_off_identity(root[:, None] * inverse * root)
 
 
@@ -367,7 +364,7 @@ class DualSystem:
 
     def squared_shrinkage(self, diagonal):
         """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
-        return _squares_off_identity(inverse_from_cholesky(self.lower.copy(order="F")))
+        return _squares_off_identity(inverse_from_cholesky(self.lower))
 
     def _explained(self, B):
         """Return L^-1 W B P^-1 C' for rows C."""
@@ -384,7 +381,7 @@ class DualSystem:
 
     def coefficient_variance(self):
         """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
-        inner = inverse_from_cholesky(self.lower.copy(order="F"))
+        inner = inverse_from_cholesky(self.lower)
         inner *= self.root[:, None]
         inner *= self.root
         B = self.design.B
