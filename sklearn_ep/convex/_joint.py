@@ -35,13 +35,7 @@ from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
-from ._problem import (
-    Problem,
-    evidence_probes,
-    of_all_rows,
-    rows_and_prior,
-    single_node,
-)
+from ._problem import Problem, evidence_probes, of_all_rows, rows_and_prior, single_node
 from ._systems import with_ones
 
 

@@ -20,20 +20,13 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
-from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
+from .._engine import gaussian
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._engine.rows import find_copies
 from .._engine.sites import one_copy
+from .._estimator import row_parts
 from .._estimator.checks import LARGEST_IN_UNITS
-from .._estimator.row_parts import (
-    RowStatistics,
-    check_facts,
-    facts_of_part,
-    read_part,
-    statistics_of_parts,
-    statistics_of_rows,
-)
 from ._calibration import noise_temper
 from ._double_loop import not_lower
 from ._parameters import SitePrior, in_log_scales, log_scales
@@ -47,7 +40,6 @@ from ._systems import (
     rademacher,
     spread_and_share,
     squared,
-    weighted_gram,
 )
 
 
@@ -153,9 +145,9 @@ class StackedDesign:
         """Return B' diag(weight) B as a matrix (n, n); rows of X weigh the same."""
         A, below = weight[0] * self.inner, weight[self.n_rows :]
         if self.C is None:
-            add_to_diagonal(A, below)
+            gaussian.add_to_diagonal(A, below)
             return A
-        return A + weighted_gram(self.C, below)
+        return A + gaussian.weighted_gram(self.C, below)
 
 
 class RegressionStep(NamedTuple):
@@ -280,7 +272,7 @@ class RegressionLoop:
             target.append(log_scales(self.prior, new_scale))
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
-            raise ImproperPosterior("variances are beyond the range of double precision")
+            raise gaussian.ImproperPosterior("variances are beyond the range of double precision")
         rest = float(np.max(np.abs(whole[m:] - x[m:]), initial=0.0))
         size = float(np.max(np.abs(change)) if self.exact else np.mean(change**2))
         loss = 0.5 * (error + trace) / noise + float(np.sum(site.value))
@@ -430,7 +422,7 @@ class RegressionPosterior:
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
         out, c = np.empty(X.shape[0]), self.centre
-        for rows in row_blocks(X.shape[0], len(self.spread.half)):
+        for rows in gaussian.row_blocks(X.shape[0], len(self.spread.half)):
             product = self._factor_at(X[rows])
             out[rows] = np.einsum("ij,ij->i", product, product)
         return self.latent_mean(X), out if c is None else out + self.noise / c.weight
@@ -465,7 +457,7 @@ class RegressionPlan:
     centre: Centre | None
     max_iter: int
     rows: Rows | None
-    statistics: RowStatistics | None
+    statistics: row_parts.RowStatistics | None
 
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
@@ -501,8 +493,8 @@ class RegressionPlan:
         centres = step.u - own.slope / precision  # means of the sites of the coefficients
         try:
             gap, var = _left_out(rows, step, centres, precision, flat)
-        except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
-            return 1.0, 0.0
+        except gaussian.ImproperPosterior:  # noise is lost beside what the prior allows
+            return 1.0, 0.0  # rows tell nothing
         # without digits where only the row itself predicts it
         proper = var < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
@@ -544,8 +536,8 @@ def _left_out(rows, step, centres, precision, flat):
         return (y - X @ step.u) / left, var / left
     own, copy = noise / weight, one_copy(weight) / weight
     K = (X / precision) @ X.T
-    add_to_diagonal(K, own)
-    inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))
+    gaussian.add_to_diagonal(K, own)
+    inverse = cho_solve((gaussian.checked_cholesky(K), True), np.eye(len(y)))
     if flat:
         ones = inverse.sum(axis=0)
         inverse -= np.outer(ones, ones) / ones.sum()
@@ -563,19 +555,19 @@ def rows_of_parts(estimator, parts):
     """
     with PartMap(parts, prefer="threads") as run:
         numbers = range(len(run.parts))
-        facts = run(facts_of_part, numbers, False)
-        check_facts(estimator, facts, LARGEST_IN_UNITS)
+        facts = run(row_parts.facts_of_part, numbers, False)
+        row_parts.check_facts(estimator, facts, LARGEST_IN_UNITS)
         C, d = estimator.prior_operator, facts[0].n_features
         exact = takes_exact(estimator, d)
         few = sum(f.n_entries for f in facts) <= _BY.entries_for_noise
         if exact and not (few and C is None and isinstance(estimator.noise_variance, str)):
-            return None, statistics_of_parts(run, facts)
+            return None, row_parts.statistics_of_parts(run, facts)
         if not few:
             raise ValueError(
                 f"partitions of more than {_BY.entries_for_noise} entries need exact variances: "
                 f"up to {_BY.exact} columns, or variance='exact'."
             )
-        parts, y, weight = zip(*run(read_part, numbers, False), strict=True)
+        parts, y, weight = zip(*run(row_parts.read_part, numbers, False), strict=True)
         sparse = any(map(sp.issparse, parts))
         X = sp.vstack(parts, format="csr") if sparse else np.concatenate(parts)
         return Rows(X, np.concatenate(y), np.concatenate(weight)), None
@@ -591,7 +583,7 @@ def plan_regression(estimator, rows, statistics=None):
         flat = not any((noise is not None, C is not None, operator))
     exact = takes_exact(estimator, d, not operator)
     if exact and statistics is None:
-        statistics = statistics_of_rows(*_merged_copies(rows))
+        statistics = row_parts.statistics_of_rows(*_merged_copies(rows))
     design, y, centre = _design_of(rows, statistics, C, flat)
     prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)

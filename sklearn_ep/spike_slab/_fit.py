@@ -13,15 +13,7 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 from sklearn.exceptions import ConvergenceWarning
 
-from .._engine.hyper import (
-    Average,
-    Node,
-    Visits,
-    average_of,
-    curvature_at,
-    integrate,
-    star_about,
-)
+from .._engine.hyper import Average, Node, Visits, average_of, curvature_at, integrate, star_about
 from .._engine.loop import Reason, Trace
 from .._estimator.averaged import average_remarks
 from .._estimator.fitting import BinaryFit, hyper_attributes, replace_fitted, run_attributes

@@ -155,9 +155,8 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
             # of 6 to 8 groups. Further doublings moved nothing on sixteen sets.
             n_draws = (2 if state.n_fresh else 1) * settings.n_draws
             phi = draws_of(site.moments, n_draws, rng)
-            base = log_factor(gaussian.natural(site.moments), phi) - marginal_log_likelihood(
-                rows, phi, q
-            )
+            base = log_factor(gaussian.natural(site.moments), phi)
+            base -= marginal_log_likelihood(rows, phi, q)
             state = DrawState(site.state, state.site, state.n_fresh + 1, site.moments, phi, base)
         log_weight = log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)

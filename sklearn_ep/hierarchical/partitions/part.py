@@ -300,9 +300,8 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
         log_z, moments = _mixture(log_weight, theta, posterior)
         if t == 0:
             break
-        placement, missed = _relocated(
-            placement, gaussian.Moments(moments.mean[d:], moments.cov[d:, d:])
-        )
+        of_theta = gaussian.Moments(moments.mean[d:], moments.cov[d:, d:])
+        placement, missed = _relocated(placement, of_theta)
         if not missed:
             break
     return TiltedSite(log_z, moments, SiteState(sites, placement.mean, placement.cov))
