@@ -27,20 +27,12 @@ from .._engine.rows import find_copies
 from .._engine.sites import one_copy
 from .._estimator import row_parts
 from .._estimator.checks import LARGEST_IN_UNITS
+from . import _systems
 from ._calibration import noise_temper
 from ._double_loop import not_lower
 from ._parameters import SitePrior, in_log_scales, log_scales
 from ._sites import LaplaceSite
-from ._systems import (
-    TINY,
-    HalfCovariance,
-    IterativeSystem,
-    PrimalSystem,
-    log_determinant,
-    rademacher,
-    spread_and_share,
-    squared,
-)
+from ._systems import TINY
 
 
 class _Measured(NamedTuple):
@@ -124,7 +116,7 @@ class StackedDesign:
 
     def squares(self):
         """Return sums (d,) of squares of the columns of X, which is a matrix."""
-        total = np.asarray(squared(self.X).sum(axis=0)).ravel()
+        total = np.asarray(_systems.squared(self.X).sum(axis=0)).ravel()
         return total if self.offset is None else total - self.root @ self.root * self.offset**2
 
     def diagonal(self, weight, signs):
@@ -134,7 +126,8 @@ class StackedDesign:
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)
         below = weight[self.n_rows :]
-        return weight[0] * self.squares() + (below if self.C is None else squared(self.C).T @ below)
+        below = below if self.C is None else _systems.squared(self.C).T @ below
+        return weight[0] * self.squares() + below
 
     @cached_property
     def inner(self):
@@ -201,9 +194,9 @@ class RegressionLoop:
     def draw(self, n_samples, rng):
         """Draw the random numbers of a fit with sampled variances."""
         d = self.design.shape[1]
-        self.signs = rademacher(d, 8, rng)
+        self.signs = _systems.rademacher(d, 8, rng)
         self.normals = rng.standard_normal((self.design.shape[0], n_samples))
-        self.probes = rademacher(d, 8, rng)
+        self.probes = _systems.rademacher(d, 8, rng)
 
     @property
     def exact(self):
@@ -227,9 +220,9 @@ class RegressionLoop:
         """Return the system of A, and the weight of each row of [X; C] in it."""
         weight = np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
         if self.exact:
-            return PrimalSystem.of(self.design.gram(weight)), weight
+            return _systems.PrimalSystem.of(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
-        return IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
+        return _systems.IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
 
     def _mean(self, z, noise, scale):
         """Improve u at fixed variances by weighted least squares, each a step of descent."""
@@ -329,7 +322,7 @@ class RegressionLoop:
         if len(self._orders) < 4:
             self._orders.append(np.argsort(precision, kind="stable"))
         smooth = _smoothed(sampled, self._orders[-1], k)
-        return HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
+        return _systems.HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
 
 
 def _asked(loop):
@@ -368,7 +361,7 @@ def _smoothed(sampled, order, n_samples):
     ratio = r / mean
     squares, means = (uniform_filter1d(x, _BY.window, mode="nearest") for x in (ratio**2, ratio))
     out = np.empty(len(r))
-    shrink = spread_and_share(squares - means**2, n_samples)[1]
+    shrink = _systems.spread_and_share(squares - means**2, n_samples)[1]
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
     return np.maximum(out, TINY)
 
@@ -393,7 +386,7 @@ class RegressionPosterior:
     """
 
     mean: np.ndarray
-    spread: HalfCovariance
+    spread: _systems.HalfCovariance
     noise: float
     exact: bool
     centre: Centre | None
@@ -686,5 +679,5 @@ def fit_regression(plan, monitor):
     if loop.exact or loop.design.n_sites != loop.design.shape[1]:
         return result, step.objective, 0.0
     system = step.system
-    log_det, error = log_determinant(system.times, system.preconditioner, loop.probes)
+    log_det, error = _systems.log_determinant(system.times, system.preconditioner, loop.probes)
     return result, loop.bound(step.scale, step.loss, log_det), 0.5 * error
