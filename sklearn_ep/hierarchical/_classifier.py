@@ -24,7 +24,7 @@ from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import CoefficientReport
 from . import _plan, _prediction, _scales, _tables
 from ._factors import split_intercept
-from ._fit import attributes_of, fit_plan
+from ._fit import fit_plan, store_fit
 from ._parts import check_checkpoint, checked_state
 from .messages.posterior import remarks_on_agreement
 from .partitions.trust import trust_in_parts
@@ -414,7 +414,7 @@ class HierarchicalEPLogistic(
                 given = X, y, groups, sample_weight, previous, checkpoint is not None
                 plan, data = _plan.plan_rows(self, *given), (X, y)
             fits = fit_plan(self, plan, run, data, previous, checkpoint)
-            fitting.replace_fitted(self, attributes_of(plan, fits))
+            store_fit(self, plan, fits)
         if not self.converged_:
             fitting.warn_not_converged(self, remarks=fitting.remarks_of(fits))
         self._warn(self._remarks)
