@@ -348,14 +348,8 @@ def forward(lower: np.ndarray, rhs: np.ndarray) -> np.ndarray:
 
 def backward(lower: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     """Solve lower' x = rhs for stacks of small triangles."""
-    q = lower.shape[-1]
-    out = np.empty(np.broadcast_shapes(lower.shape[:-2], rhs.shape[:-2]) + rhs.shape[-2:])
-    for a in reversed(range(q)):
-        rest = rhs[..., a, :]
-        for b in range(a + 1, q):
-            rest = rest - lower[..., b, a, None] * out[..., b, :]
-        out[..., a, :] = rest / lower[..., a, a, None]
-    return out
+    turned = lower.swapaxes(-1, -2)[..., ::-1, ::-1]  # in the opposite order lower' is lower, too
+    return forward(turned, rhs[..., ::-1, :])[..., ::-1, :]
 
 
 def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:

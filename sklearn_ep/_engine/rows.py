@@ -94,6 +94,14 @@ class Copies:
         """How many copies (n,) of each row there are."""
         return self.weight[self.group]
 
+    def of_rows(self, values: np.ndarray) -> np.ndarray:
+        """Return values (..., m) of rows that stand for others for all rows (..., n)."""
+        return values[..., self.group]
+
+    def shared(self, values: np.ndarray) -> np.ndarray:
+        """Return the same where values are of all copies together, of which each has its share."""
+        return self.of_rows(values) * self.share
+
     def as_seen(self) -> "Copies":
         """Return the same in the order in which rows were first seen."""
         order = np.argsort(self.first)

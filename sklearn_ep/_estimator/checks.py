@@ -46,9 +46,8 @@ class CheckedInput(BaseEstimator):
     def _check_new(self, X):
         """Check rows to predict; `check_is_fitted` comes first everywhere."""
         check_is_fitted(self)
-        return validate_data(
-            self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
-        )
+        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
+        return validate_data(self, X, reset=False, **how)
 
 
 def check_number(

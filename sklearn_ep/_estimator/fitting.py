@@ -269,20 +269,17 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     -------
     list of BinaryFit
     """
-    X, y_given = data
-    fit_one = functools.partial(fit_binary, problem)
+    fit_one, (X, y_given) = functools.partial(fit_binary, problem), data
     n_problems = count_problems(estimator, joint)
-    monitor = FitMonitor(
-        estimator,
-        X,
-        y_given,
-        max_iter if n_problems == 1 else n_problems,
-        lambda payload: {"_posteriors": [problem.posterior(payload)]},
-    )
+    most = max_iter if n_problems == 1 else n_problems
+
+    def attributes_of(payload):
+        return {"_posteriors": [problem.posterior(payload)]}
 
     def labels(k):
         return y if y is None or joint else signs_of(y, k, n_problems)
 
+    monitor = FitMonitor(estimator, X, y_given, most, attributes_of)
     if n_problems == 1:
         fit = fit_one(labels(0), monitor, 0)
         attributes = {"_posteriors": [fit.posterior]}

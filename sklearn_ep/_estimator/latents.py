@@ -18,6 +18,7 @@ from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
 from .row_parts import BLOCK
+from .summary import ends_of
 
 # 1024 points: 90 % intervals of 360 rows of generated posteriors, 3 to 10 classes at 1 or 8 nodes,
 # hold .88 to .92 of draws, .90 in the mean; half as many points .86 to .93
@@ -81,10 +82,6 @@ def latent_mean(posterior, X):
     return posterior.latent_mean(X) if hasattr(posterior, "latent_mean") else posterior.latent(X)[0]
 
 
-def _ends(level):
-    return [0.5 - 0.5 * level, 0.5 + 0.5 * level]
-
-
 def _shares(log_p):
     proba = np.exp(log_p)
     return proba / proba.sum(axis=2, keepdims=True)
@@ -102,7 +99,7 @@ def _interval_of_points(problems, level, proba_of):
     out = []
     for rows in row_blocks(problems[0].mean.shape[1], points.size, BLOCK):
         log_p = [_log_proba_at(p.take(rows), u) for p, u in zip(problems, own, strict=True)]
-        out.append(np.quantile(proba_of(np.concatenate(log_p, axis=2)), _ends(level), axis=1))
+        out.append(np.quantile(proba_of(np.concatenate(log_p, axis=2)), ends_of(level), axis=1))
     return np.moveaxis(np.concatenate(out, axis=1), 0, -1)
 
 
@@ -210,7 +207,7 @@ class SeparateLatents:
             return _interval_of_points(problems, level, _shares)
         if any(link is not first.links[0] for link in first.links):
             return _interval_of_points(problems, level, np.exp)[:, 0]
-        ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), _ends(level))
+        ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), ends_of(level))
         return np.exp(first.links[0].log_prob(1.0, ends)).T
 
     def log_odds(self, X):

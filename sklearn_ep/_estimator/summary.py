@@ -62,6 +62,11 @@ def interval_of(mean, std, level):
     return np.stack([mean - half, mean + half], axis=-1)
 
 
+def ends_of(level):
+    """Return the two probabilities between which a central interval of some level lies."""
+    return 0.5 - 0.5 * level, 0.5 + 0.5 * level
+
+
 class Ranking:
     """In which order a table is printed, and which of its rows are.
 

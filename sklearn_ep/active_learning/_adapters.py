@@ -40,9 +40,8 @@ def modal_query_strategy(strategy: str | Callable[..., Any] = "auto") -> Callabl
 
     def query_strategy(learner, X_pool, n_instances=1, **kwargs):
         estimator = _fitted_estimator_of(learner)
-        return query(
-            estimator, X_pool, n_instances, strategy=strategy, return_scores=True, **kwargs
-        )
+        how = dict(strategy=strategy, return_scores=True, **kwargs)
+        return query(estimator, X_pool, n_instances, **how)
 
     return query_strategy
 

@@ -261,9 +261,8 @@ def query(
         chosen, rated = strategies.greedy(posterior, strategy, free, n_instances)
         values = np.array([v[i] for v, i in zip(rated, chosen, strict=True)])
     else:
-        rated = scores(
-            estimator, X, strategy=strategy, X_reference=reference, random_state=random_state
-        )
+        how: Any = dict(strategy=strategy, X_reference=reference, random_state=random_state)
+        rated = scores(estimator, X, **how)
         chosen = best_first(rated, n_instances)
         values = rated[chosen]
     return (allowed[chosen], values) if return_scores else allowed[chosen]

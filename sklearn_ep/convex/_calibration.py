@@ -8,22 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from .._engine.left_out import (
-    TEMPER,
-    CavityRows,
-    LeftOut,
-    LogPrior,
-    ScoreSums,
-    best_scales,
-    calibrated,
-    density_at,
-    label_moments,
-)
+from .._engine import left_out
 from .._engine.sites import Sites, cavity
 
 # The prior of the scale a of the mean keeps it near one where rows are few, and where labels are
 # separable and any a would do.
-SCALES = LogPrior(0.3), TEMPER
+SCALES = left_out.LogPrior(0.3), left_out.TEMPER
 
 
 def cavities(mean, var, slope, precision, share=1.0):
@@ -39,9 +29,9 @@ def cavities(mean, var, slope, precision, share=1.0):
 def rows_left_out(sign, weight, node_weight, nodes):
     """Return the `CavityRows` with proper variances at all nodes, and which rows these are."""
     proper = np.all([np.isfinite(node.var) for node in nodes], axis=0)
-    moments = partial(label_moments, sign[proper])
+    moments = partial(left_out.label_moments, sign[proper])
     own = [(node.mean[proper], node.var[proper]) for node in nodes]
-    return CavityRows.of(moments, own, node_weight, weight[proper]), proper
+    return left_out.CavityRows.of(moments, own, node_weight, weight[proper]), proper
 
 
 def calibrated_labels(sign, weight, node_weight, nodes, priors=SCALES):
@@ -57,7 +47,7 @@ def rows_at_scales(priors, rows, proper):
 
     `priors` are those of scales, or None for scales of one. Others are nan.
     """
-    found = calibrated(priors, rows)
+    found = left_out.calibrated(priors, rows)
 
     def spread(values):
         out = np.full((*proper.shape, *values.shape[1:]), np.nan)
@@ -65,7 +55,7 @@ def rows_at_scales(priors, rows, proper):
         return out.T
 
     own = (found.log_proba, rows.centre, rows.variance)
-    return LeftOut(found.scale, *map(spread, own))
+    return left_out.LeftOut(found.scale, *map(spread, own))
 
 
 def noise_temper(gap, var, noise, weight):
@@ -87,10 +77,11 @@ def noise_temper(gap, var, noise, weight):
         total = var + own
         square = gap**2 / total
         log_density = -0.5 * (np.log(2.0 * np.pi * total) + square)
-        return ScoreSums.over(log_density, (0.5 * (square - 1.0) * own / total)[None], weight)
+        slope = 0.5 * (square - 1.0) * own / total
+        return left_out.ScoreSums.over(log_density, slope[None], weight)
 
     # a noise that is small beside the variances leaves the density flat up to another maximum
-    most = max(np.log(np.max(gap**2, initial=noise) / noise), 1.0)
-    starts = [density_at((TEMPER,), t, sums(t)) for t in np.arange(0.0, most)[:, None]]
+    most, priors = max(np.log(np.max(gap**2, initial=noise) / noise), 1.0), (left_out.TEMPER,)
+    starts = [left_out.density_at(priors, t, sums(t)) for t in np.arange(0.0, most)[:, None]]
     start = max(starts, key=lambda node: node.objective)
-    return float(np.exp(best_scales((TEMPER,), weight.sum(), sums, start)[0]))
+    return float(np.exp(left_out.best_scales(priors, weight.sum(), sums, start)[0]))

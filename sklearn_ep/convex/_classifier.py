@@ -13,45 +13,15 @@ from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import PartMap
 from .._engine.sites import Sites
+from .._estimator import checks, fitting
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks
-from .._estimator.checks import (
-    LARGEST_IN_UNITS,
-    check_column_scales,
-    checked_draws,
-    checked_weights,
-    count_problems,
-    in_precision_of_rows,
-    is_single,
-    is_unweighted_part_list,
-    refuse_joint,
-    spread_rows,
-    validate_training,
-)
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import (
-    fit_method,
-    fit_problems,
-    hyper_attributes,
-    one_or_stack,
-    replace_fitted,
-    run_attributes,
-    signs_of,
-    warn_not_converged,
-)
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import CoefficientReport
+from . import _parameters
 from ._joint import JointWeightPosterior, fit_joint, joint_problem
-from ._parameters import (
-    SitePrior,
-    check_parameters,
-    given_variance,
-    prior_variances,
-    refuse_integration,
-    scale_name,
-    takes_joint,
-)
 from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
 from ._sites import LogisticSites
 from ._stream import plan_stream
@@ -415,7 +385,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         self.random_state = random_state
         self.verbose = verbose
 
-    @fit_method
+    @fitting.fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -446,29 +416,31 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             If a parameter, the data or the weights are not usable, squares of X leave double
             precision, or parameters exclude each other. The estimator is then as it was before.
         """
-        check_parameters(self)
-        if is_unweighted_part_list(X, y, sample_weight):
+        _parameters.check_parameters(self)
+        if checks.is_unweighted_part_list(X, y, sample_weight):
             self._fit_parts(X, True, X, y)
         else:
-            training = validate_training(
+            training = checks.validate_training(
                 self, X, y, sample_weight, accept_sparse=self._accept_sparse
             )
             if self.n_partitions is not None:
-                refuse_joint(self, f"n_partitions={self.n_partitions}")
+                checks.refuse_joint(self, f"n_partitions={self.n_partitions}")
                 self._fit_parts(array_parts(training, self.n_partitions), False, X, y)
             else:
-                joint = takes_joint(self, *training.X.shape)
+                joint = _parameters.takes_joint(self, *training.X.shape)
                 if joint:
                     problem, fit_one = joint_problem(self, training, joint), fit_joint
                 else:
                     problem = make_problem(self, training)
                     fit_one = fit_exact if problem.variance == "exact" else fit_sampled
                 data = training.y, problem.limits.max_iter, (X, y), joint
-                fits = fit_problems(self, problem, fit_one, *data)
+                fits = fitting.fit_problems(self, problem, fit_one, *data)
                 _store_fit(self, problem, fits, training.kept)
-        self._fitted_single = is_single(X)
+        self._fitted_single = checks.is_single(X)
         if not self.converged_:
-            warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
+            fitting.warn_not_converged(
+                self, "raise max_iter, lower prior_variance, or scale the columns"
+            )
         return self
 
     def _fit_parts(self, parts, from_user, X, y):
@@ -476,11 +448,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         with PartMap(parts, self.n_jobs, prefer="threads") as run:
             problem = make_parted(self, run, from_user)
             data = None, problem.limits.max_iter, (X, y)
-            fits = fit_problems(self, problem, fit_parted, *data)
+            fits = fitting.fit_problems(self, problem, fit_parted, *data)
         _store_fit(self, problem, fits, None)
 
     @available_if(_may_stream)
-    @fit_method
+    @fitting.fit_method
     def partial_fit(
         self,
         X: RowsLike,
@@ -522,9 +494,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         up to 2,000 coefficients, of which the precision matrix is kept; O(n^3 + (nnz + d r) r)
         beyond, with a diagonal and a matrix of rank r = `stream_rank` of it.
         """
-        check_parameters(self)
-        refuse_joint(self, "partial_fit")
-        refuse_integration(self, "partial_fit")
+        _parameters.check_parameters(self)
+        checks.refuse_joint(self, "partial_fit")
+        _parameters.refuse_integration(self, "partial_fit")
         last: Any = getattr(self, "_last", None)
         joint = last is not None and isinstance(last[0], JointWeightPosterior)
         if joint:
@@ -545,20 +517,20 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         plans = plan_stream(self, X.shape[1], variances)
         last = [plan.start() for plan in plans] if begins else last
         signs = self._signs(y, len(last))
-        check_column_scales(self, X, LARGEST_IN_UNITS)
-        weight = checked_weights(sample_weight, X)
+        checks.check_column_scales(self, X, checks.LARGEST_IN_UNITS)
+        weight = checks.checked_weights(sample_weight, X)
         log_score = self._log_score(X, y, weight)
         each = zip(plans, last, signs, strict=True)
         fits = [plan.add_batch(before, X, sign, weight) for plan, before, sign in each]
         attributes = _of_any_fit(self, plans[0], fits)
-        attributes["prior_variance_"] = one_or_stack(variances)
+        attributes["prior_variance_"] = fitting.one_or_stack(variances)
         attributes["log_evidence_"] += getattr(self, "log_evidence_", 0.0)
         attributes["_n_rows"] = np.size(y) + getattr(self, "_n_rows", 0)
         before = getattr(self, "stream_log_score_", np.empty(0))
         attributes["stream_log_score_"] = np.append(before, log_score)
-        replace_fitted(self, attributes)
+        fitting.replace_fitted(self, attributes)
         if not self.converged_:
-            warn_not_converged(self, "raise max_iter, or take smaller batches")
+            fitting.warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
 
     def _variances_of_stream(self, begins):
@@ -566,9 +538,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         A stream that `begins` has the same for all classes.
         """
-        variances = getattr(self, "prior_variance_", given_variance(self))
-        of_each = count_problems(self) > 1 and not begins
-        return list(variances) if of_each else [variances] * count_problems(self)
+        variances = getattr(self, "prior_variance_", _parameters.given_variance(self))
+        of_each = checks.count_problems(self) > 1 and not begins
+        return list(variances) if of_each else [variances] * checks.count_problems(self)
 
     def _log_score(self, X, y, weight):
         """Return the mean log probability of labels by what was learned before, or by the prior."""
@@ -584,9 +556,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         """Return the labels in {-1, +1} of each binary problem, or raise for a label not seen."""
         self._check_seen(y)
         index = np.searchsorted(self.classes_, y)
-        return [signs_of(index, k, n_problems) for k in range(n_problems)]
+        return [fitting.signs_of(index, k, n_problems) for k in range(n_problems)]
 
-    @in_precision_of_rows
+    @checks.in_precision_of_rows
     def decision_function(self, X: RowsLike) -> np.ndarray:
         """Posterior mean of the linear predictor, or log odds of one class against the rest.
 
@@ -628,8 +600,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         ValueError
             If `n_samples` is less than one.
         """
-        rng = checked_draws(self, n_samples, random_state)
-        return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
+        rng = checks.checked_draws(self, n_samples, random_state)
+        return fitting.one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
     def _coefficients(self, level):
         """Return means and deviations (K, q) of coefficients and intercept, and intervals."""
@@ -655,7 +627,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         if rows is None or not known or len(self._posteriors) > 1:
             return None, remarks
         X, posterior = self._check_new(rows.X), self._last[0]
-        weight = checked_weights(rows.sample_weight, X)
+        weight = checks.checked_weights(rows.sample_weight, X)
         if isinstance(posterior, JointWeightPosterior):
             kept = weight > 0
             sites = self.site_precision_.T[kept], self._site_shift.T
@@ -663,17 +635,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             latent = posterior.predictors(X[kept], posterior.sample(n_draws, rng))
             of_rows = np.searchsorted(self.classes_, rows.y)[kept], weight[kept], sites, latent
             return class_log_weights(posterior.factor, *of_rows), remarks
-        log_weights = weight_space_log_weights(
-            posterior.factor,
-            self._signs(rows.y, 1)[0],
-            weight,
-            self.site_precision_,
-            self._heaviest_prior(X.shape[1]),
-            posterior.mean,
-            posterior.sample(n_draws, rng),
-            posterior.predictors(X),
-        )
-        return log_weights, remarks
+        told = self._signs(rows.y, 1)[0], weight, self.site_precision_
+        of_weights = self._heaviest_prior(X.shape[1]), posterior.mean
+        draws = posterior.sample(n_draws, rng), posterior.predictors(X)
+        own = weight_space_log_weights(posterior.factor, *told, *of_weights, *draws)
+        return own, remarks
 
     def _bound_remarks(self):
         """Return what is to be said of a prior that has the local bound alone."""
@@ -690,7 +656,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         centre, given = self._averages[0].heaviest.phi, self.prior_variance_
         if len(centre):
             given = given * np.exp(centre[0] - np.mean(np.log(given)))
-        return 1.0 / prior_variances(self, d, given)
+        return 1.0 / _parameters.prior_variances(self, d, given)
 
     def condition_on(self, X: RowsLike, y: ArrayLike) -> Self:
         """Include labelled rows by rank-one updates, without a refit.
@@ -751,11 +717,11 @@ def _of_any_fit(estimator, problem, fits):
     own = [f.attributes for f in fits]
     names = {"n_mvm": "n_mvm_", "n_passes": "n_passes_", "n_newton": "n_newton_iter_"}
     return {
-        **run_attributes(fits),
+        **fitting.run_attributes(fits),
         **_coefficient_attributes([f.posterior for f in fits], estimator.n_features_in_),
         **_averages_told(estimator, [a["average"] for a in own]),
         **{full: int(sum(a.get(name, 0) for a in own)) for name, full in names.items()},
-        "effective_dof_": one_or_stack([a["dof"] for a in own]),
+        "effective_dof_": fitting.one_or_stack([a["dof"] for a in own]),
         "variance_method_": problem.variance,
         "solver_": problem.solver,
         "log_evidence_std_": float(np.hypot.reduce([a.get("evidence_std", 0.0) for a in own])),
@@ -767,30 +733,30 @@ def _store_fit(estimator, problem, fits, kept):
 
     It is None where nothing is known of single rows.
     """
-    own, given = [f.attributes for f in fits], given_variance(estimator)
+    own, given = [f.attributes for f in fits], _parameters.given_variance(estimator)
     left_out = [a["left_out"] for a in own]
     attributes = _of_any_fit(estimator, problem, fits) | {
-        "prior_variance_": one_or_stack([np.multiply(a["scale"], given) for a in own]),
-        "slope_": one_or_stack([float(left.scale[0]) for left in left_out]),
-        "temper_": one_or_stack([float(left.scale[1]) for left in left_out]),
+        "prior_variance_": fitting.one_or_stack([np.multiply(a["scale"], given) for a in own]),
+        "slope_": fitting.one_or_stack([float(left.scale[0]) for left in left_out]),
+        "temper_": fitting.one_or_stack([float(left.scale[1]) for left in left_out]),
         "_n_rows": problem.n_rows,
         "_warm_state": ([a["last"] for a in own], problem.shape, problem.rows.size),
     }
     if kept is not None:
         attributes |= _of_rows(own, left_out, kept)
-    if isinstance(problem.prior, SitePrior):
-        scale, site = one_or_stack([a["scale"] for a in own]), problem.prior.site
+    if isinstance(problem.prior, _parameters.SitePrior):
+        scale, site = fitting.one_or_stack([a["scale"] for a in own]), problem.prior.site
         attributes["prior_variance_"] = scale**2 / site.start_precision()
         if isinstance(estimator.prior, str):
             attributes["laplace_scale_"] = scale * site.scale
-    replace_fitted(estimator, attributes)
+    fitting.replace_fitted(estimator, attributes)
 
 
 def _of_rows(own, left_out, kept):
     """Return the attributes that tell of rows, in the shape of the caller's rows."""
 
     def each(values, missing=np.nan):
-        return spread_rows(one_or_stack(values), kept, missing)
+        return checks.spread_rows(fitting.one_or_stack(values), kept, missing)
 
     return {
         "site_precision_": each([a["site_precision"] for a in own], 0.0),
@@ -804,10 +770,10 @@ def _of_rows(own, left_out, kept):
 
 def _averages_told(estimator, averages):
     """Return the attributes that tell of the averages over the scale of the prior."""
-    names = (scale_name(estimator),) if averages[0].phi.shape[1] else ()
+    names = (_parameters.scale_name(estimator),) if averages[0].phi.shape[1] else ()
     used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
     nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
-    return hyper_attributes(nodes, weights, names, used) | {"_averages": averages}
+    return fitting.hyper_attributes(nodes, weights, names, used) | {"_averages": averages}
 
 
 def _by_class(posteriors):

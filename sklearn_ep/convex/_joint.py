@@ -18,14 +18,7 @@ import scipy.sparse as sp
 from scipy.linalg import cholesky
 from sklearn.utils import check_random_state
 
-from .._engine.class_sites import (
-    ClassWeights,
-    JointEP,
-    class_covariances,
-    class_left_out,
-    class_update,
-    empty_sites,
-)
+from .._engine import class_sites
 from .._engine.left_out import CavityRows, class_moments
 from .._engine.loop import SILENT, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -35,13 +28,7 @@ from ._calibration import rows_at_scales
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
-from ._problem import (
-    Problem,
-    evidence_probes,
-    of_all_class_rows,
-    rows_and_prior,
-    single_node,
-)
+from ._problem import Problem, evidence_probes, of_all_rows, rows_and_prior, single_node
 from ._systems import with_ones
 
 
@@ -57,7 +44,7 @@ class ClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows."""
-        return class_covariances(self.array, B)
+        return class_sites.class_covariances(self.array, B)
 
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
@@ -122,8 +109,9 @@ class JointWeightPosterior(LinearPosterior):
         for b, label in zip(B.toarray() if sp.issparse(B) else B, y, strict=True):
             gain = np.einsum("cqjp,p->cqj", spread, b)
             mean, cov = new.mean @ b, np.einsum("cqj,q->cj", gain, b)
-            empty = Sites(*empty_sites(label[None], new.n_classes))
-            update = class_update(self.factor, label[None], empty, mean[None], cov[None], 0.0)
+            empty = Sites(*class_sites.empty_sites(label[None], new.n_classes))
+            row = label[None], empty, mean[None], cov[None]
+            update = class_sites.class_update(self.factor, *row, 0.0)
             d, shift = (a[0] for a in update.sites)
             T = np.diag(d) - np.outer(d, d) / d.sum()
             right = np.column_stack([T, shift - T @ mean])
@@ -194,19 +182,23 @@ def fit_joint(problem, y, monitor, k):
     run = _fit_exact if problem.variance == "exact" else _fit_sampled
     fit, x, state = run(problem, y, monitor)
     taken = problem.rows.taken * weight
-    mean, var, removed = class_left_out(Sites(*x), state.mean, state.cov, 0.0, taken)
+    of_rows = Sites(*x), state.mean, state.cov, 0.0, taken
+    mean, var, removed = class_sites.class_left_out(*of_rows)
     proper = removed > 0
     moments, own = partial(class_moments, QUICK_SOFTMAX, y[proper]), (mean[proper], var[proper])
     rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
     left_out = rows_at_scales(problem.scales, rows, proper)
     fit.posterior.slope, fit.posterior.temper = left_out.scale
+    precision, shift = (part.T * weight for part in x)  # x are the sites of one copy
     attributes = dict(
         **fit.attributes,
+        site_precision=precision,
+        site_shift=shift,
         marginal_variance=np.einsum("ncc->cn", state.cov),
         average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
-    return fit._replace(attributes=of_all_class_rows(problem.rows.copies, attributes, x))
+    return fit._replace(attributes=of_all_rows(problem.rows.copies, attributes))
 
 
 def _fit_exact(problem, y, monitor):
@@ -216,12 +208,13 @@ def _fit_exact(problem, y, monitor):
     """
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
-    first = empty_sites(y, problem.n_classes) if last is None else last
+    first = class_sites.empty_sites(y, problem.n_classes) if last is None else last
     of_scale, found = problem.prior.of_scale, {0.0: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
-        ep = JointEP(ClassWeights(problem.rows.design.B, prior), QUICK_SOFTMAX, y, weight)
+        structure = class_sites.ClassWeights(problem.rows.design.B, prior)
+        ep = class_sites.JointEP(structure, QUICK_SOFTMAX, y, weight)
         # where acceleration has not settled: with rows of weight 1000 steps of a half go on to
         # oscillate after hundreds of sweeps, and smaller ones have not arrived
         steps = dict(damping=min(limits.damping, 0.2), mixing=MIXING, accelerate=True)

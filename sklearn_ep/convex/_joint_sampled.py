@@ -16,16 +16,7 @@ from scipy.special import log_softmax
 from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times, stars
 from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
 from .._engine.noisy_argmax import QUICK_SOFTMAX
-from ._systems import (
-    START_INFLATION,
-    START_PRECISION,
-    SolvedByProducts,
-    coefficient_variances,
-    leave_one_out,
-    log_determinant,
-    squared,
-    weighted_inner,
-)
+from . import _systems
 
 
 class _JointTolerances(NamedTuple):
@@ -47,7 +38,7 @@ MIXING = 0.7
 _MOST_DUAL = 3000
 
 
-class StarSystem(SolvedByProducts):
+class StarSystem(_systems.SolvedByProducts):
     """A = D + sum_i T_i (x) b_i b_i' of the weights of all classes, known by its products.
 
     diagonal D (q,) is that of the prior, the same for each class; precision d (n, K) are those of
@@ -113,10 +104,10 @@ def _covariance_by_rows(system, B, c, j):
     share = roots / np.sqrt(system.precision.sum(1))[:, None]
     S = roots[:, :, None] * (np.eye(K) - share[:, :, None] * share[:, None, :])
     M = np.einsum("ifc,lfe->icle", S, S)
-    M *= weighted_inner(rows, prior_variance, rows)[:, None, :, None]
+    M *= _systems.weighted_inner(rows, prior_variance, rows)[:, None, :, None]
     M = M.reshape(n * K, n * K)
     add_to_diagonal(M, 1.0)
-    right = S[:, j, :, None] * weighted_inner(rows, prior_variance, B)[:, None, :]
+    right = S[:, j, :, None] * _systems.weighted_inner(rows, prior_variance, B)[:, None, :]
     inner = cho_solve((checked_cholesky(M), True), right.reshape(n * K, -1))
     pulled = np.einsum("nk,nkm->nm", S[:, c], inner.reshape(right.shape))
     prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
@@ -150,7 +141,7 @@ class SampledClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows, independent over classes."""
-        var = np.maximum(np.asarray(squared(B) @ self.of_rows), 1e-8)
+        var = np.maximum(np.asarray(_systems.squared(B) @ self.of_rows), 1e-8)
         return var[:, :, None] * np.eye(var.shape[1])
 
     def weights_with(self, B, c, j):
@@ -203,8 +194,8 @@ class SampledJoint:
         self.draws: Any = None
         self.n_sweeps = 0
         prior = problem.prior.precision(self.scale)
-        data = problem.rows.design.squares_tdot(START_PRECISION * self.weight)
-        start = START_INFLATION * (problem.rows.design.squares @ (1.0 / (prior + data)))
+        data = problem.rows.design.squares_tdot(_systems.START_PRECISION * self.weight)
+        start = _systems.START_INFLATION * (problem.rows.design.squares @ (1.0 / (prior + data)))
         self.variances = np.maximum(np.repeat(np.asarray(start)[:, None], self.K, 1), 1e-8)
         self.result = self.sites(_TOL.first_sites)
 
@@ -249,12 +240,13 @@ class SampledJoint:
         variances = 1.0 / system.preconditioner.reshape(-1, self.K)
         own = copy - copy**2 / copy.sum(1, keepdims=True)
         B, columns = self.problem.rows.design.B, zip(variances.T, own.T, strict=True)
-        j = np.maximum(np.column_stack([leave_one_out(B, *each) for each in columns]), 1e-8)
+        j = np.column_stack([_systems.leave_one_out(B, *each) for each in columns])
+        j = np.maximum(j, 1e-8)
         seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
         explained = np.einsum("nck,nck->n", F, star_times(system.precision, F)) / k
         level = float(copies @ seen) / left
-        squares = np.mean(U**2, axis=1)
-        of_weights = coefficient_variances(squares, k, system.diagonal, system.data.ravel())
+        known = np.mean(U**2, axis=1), k, system.diagonal, system.data.ravel()
+        of_weights = _systems.coefficient_variances(*known)
         of_weights = of_weights.reshape(-1, self.K).T
         return _Spread(level * j, level * variances, of_weights, float(explained.sum()))
 
@@ -327,5 +319,6 @@ class SampledJoint:
         probes, system = self.problem.evidence_probes, self.state.system
         if probes is None:
             return np.nan, 0.0
-        log_det, error = log_determinant(system.times, system.preconditioner, probes[:, :most])
+        of_system = system.times, system.preconditioner
+        log_det, error = _systems.log_determinant(*of_system, probes[:, :most])
         return 0.5 * (float(np.sum(np.log(system.diagonal))) - log_det), 0.5 * error

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.class_sites import MOST_WEIGHTS
-from .._estimator.checks import (
-    check_choice,
-    check_common,
-    check_hyperparameters,
-    check_number,
-    check_positive,
-    group_numbers,
-    refuse_joint,
-)
+from .._estimator import checks
 from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY
 
@@ -69,36 +61,36 @@ VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 
 def check_parameters(estimator):
     """Raise an error that names the parameter unless all of them are usable."""
-    check_common(estimator)
-    check_choice("bound", estimator.bound, BOUNDS)
+    checks.check_common(estimator)
+    checks.check_choice("bound", estimator.bound, BOUNDS)
     if not isinstance(estimator.prior, SuperGaussianSite):
-        check_choice("prior", estimator.prior, ["gaussian", "laplace"], SITES)
-    check_choice("variance", estimator.variance, VARIANCES)
-    check_choice("solver", estimator.solver, SOLVERS)
-    check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
-    check_choice("calibration", estimator.calibration, ["loo", None])
-    check_hyperparameters(estimator.hyperparameters)
+        checks.check_choice("prior", estimator.prior, ["gaussian", "laplace"], SITES)
+    checks.check_choice("variance", estimator.variance, VARIANCES)
+    checks.check_choice("solver", estimator.solver, SOLVERS)
+    checks.check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
+    checks.check_choice("calibration", estimator.calibration, ["loo", None])
+    checks.check_hyperparameters(estimator.hyperparameters)
     if isinstance(estimator.prior_variance, str):
-        check_choice(
+        checks.check_choice(
             "prior_variance", estimator.prior_variance, ["learn"], "a number, or one a column"
         )
     for name in ("learn_prior", "fit_intercept"):
-        check_choice(name, getattr(estimator, name), [True, False])
-    check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
+        checks.check_choice(name, getattr(estimator, name), [True, False])
+    checks.check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
     if isinstance(scale, str):
-        check_choice("laplace_scale", scale, ["learn"], "a number")
+        checks.check_choice("laplace_scale", scale, ["learn"], "a number")
     else:
-        check_positive("laplace_scale", scale, finite=True)
-    check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
-    check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
-    check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
-    check_number("n_evidence_probes", estimator.n_evidence_probes, 0, integer=True)
+        checks.check_positive("laplace_scale", scale, finite=True)
+    checks.check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
+    checks.check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
+    checks.check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
+    checks.check_number("n_evidence_probes", estimator.n_evidence_probes, 0, integer=True)
     if estimator.n_evidence_probes == 1:
         raise ValueError("n_evidence_probes must be 0, or at least 2 to state a standard error.")
-    check_number("forgetting", estimator.forgetting, 0, 1, boundaries="right")
-    check_number("stream_rank", estimator.stream_rank, 0, integer=True, optional=True)
-    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
+    checks.check_number("forgetting", estimator.forgetting, 0, 1, boundaries="right")
+    checks.check_number("stream_rank", estimator.stream_rank, 0, integer=True, optional=True)
+    checks.check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
     _check_learning(estimator)
     if estimator.solver == "dual" and is_flat(estimator):
         raise ValueError(
@@ -209,7 +201,7 @@ def takes_joint(estimator, n_rows, d):
     }
     found = [name for name, excludes in excluding.items() if excludes]
     for name in found:
-        refuse_joint(estimator, name)
+        checks.refuse_joint(estimator, name)
     return None if found else how
 
 
@@ -489,7 +481,7 @@ class CarriedPrior(LearnedScale):
 def prior_variances(estimator, d, variance):
     """Return the prior variances of d features, given in `variance`, and of the intercept."""
     if np.ndim(variance) == 0:
-        check_positive("prior_variance", variance, finite=True)
+        checks.check_positive("prior_variance", variance, finite=True)
     variance = np.asarray(variance, dtype=float)
     if variance.shape not in ((), (d,)):
         raise ValueError(
@@ -507,7 +499,7 @@ def make_prior(estimator, d, column_variances):
     `column_variances()` are those (d,) of the features, asked for where a scale is learned.
     """
     variance = prior_variances(estimator, d, given_variance(estimator))
-    groups = group_numbers("prior_groups", estimator.prior_groups, d)
+    groups = checks.group_numbers("prior_groups", estimator.prior_groups, d)
     learn, site = learns_scale(estimator), estimator.prior
     prior: Any = None
     if site == "laplace":

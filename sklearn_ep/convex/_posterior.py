@@ -17,7 +17,7 @@ from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
 from .._estimator.latents import label_log_prob
-from .._estimator.summary import interval_of
+from .._estimator.summary import ends_of, interval_of
 from ._systems import with_ones
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
@@ -219,8 +219,7 @@ class AveragedWeights(LinearPosterior, AveragedPosterior):
         if len(self.nodes) == 1:
             return self.nodes[0].coefficient_interval(level)
         means, variances = _weight_moments(self.nodes)
-        ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-        return mixture_quantiles(self.weight, means, np.sqrt(variances), ends).T
+        return mixture_quantiles(self.weight, means, np.sqrt(variances), ends_of(level)).T
 
     def sample(self, n_samples, rng):
         """Return draws (n_samples, n) of the weights."""

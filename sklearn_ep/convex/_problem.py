@@ -16,27 +16,12 @@ from .._engine.hyper import Average, Node, mixture_moments
 from .._engine.left_out import LeftOut, Priors
 from .._engine.partition import fit_token
 from .._engine.rows import find_copies, taken_copies
-from .._estimator.checks import (
-    LARGEST_IN_UNITS,
-    check_column_scales,
-    checked_class_weights,
-    count_problems,
-    draw_seed,
-    refuse_joint,
-    same_units,
-)
+from .._estimator import checks
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
-from ._parameters import (
-    SIZES,
-    Limits,
-    is_flat,
-    learns_scale,
-    make_prior,
-    refuse_integration,
-)
+from ._parameters import SIZES, Limits, is_flat, learns_scale, make_prior, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
 from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors
 from ._sites import LogisticSites
@@ -108,7 +93,7 @@ class Problem:
         """Return that of an estimator; `how` are variance, solver and limits."""
         lasts, last_shape, size = getattr(estimator, "_warm_state", (None, None, None))
         warm = estimator.warm_start and shape == last_shape
-        if not warm or not same_units(size, rows.size):
+        if not warm or not checks.same_units(size, rows.size):
             lasts = [None] * n_problems
         n_jobs = effective_n_jobs(estimator.n_jobs) if n_problems == 1 else 1
         variance, solver, limits = how
@@ -169,7 +154,7 @@ def fit_exact(problem, sign, monitor, k):
     )
     posteriors = [problem.posterior(each) for each in steps]
     posterior = mixed_weights(posteriors, weight, *left_out.scale)
-    attributes = _of_all_rows(rows.copies, attributes)
+    attributes = of_all_rows(rows.copies, attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -179,15 +164,14 @@ def fit_sampled(problem, sign, monitor, k):
     own, rows = memory.one_part(sign[memory.copies.first])
     fit, step, (form, *at) = _visited(problem, rows, monitor, k)
     precision = own.penalty(*at).precision
-    fit.posterior.system = IterativeSystem(
-        memory.design, step.prior.precision, precision, step.data
-    )
+    precisions = step.prior.precision, precision
+    fit.posterior.system = IterativeSystem(memory.design, *precisions, step.data)
     of_rows = dict(
         site_precision=precision,
         marginal_variance=own.variances(at[1]),
         left_out=rows_at_scales(problem.scales, *form(own, *at, memory.taken)),
     )
-    return _calibrated(fit, _of_all_rows(memory.copies, of_rows))
+    return _calibrated(fit, of_all_rows(memory.copies, of_rows))
 
 
 def fit_parted(problem, _, monitor, k):
@@ -239,8 +223,13 @@ def _calibrated(fit, more):
     return fit._replace(posterior=posterior, attributes=fit.attributes | more)
 
 
-def _of_all_rows(copies, attributes):
+_OF_SITES = {"site_precision", "site_shift"}
+
+
+def of_all_rows(copies, attributes):
     """Return the attributes of a `BinaryFit` to merged rows for all rows.
+
+    Sites are those of all copies together.
 
     A row is left out with all its copies. Where variances are sampled, solves end at a tolerance,
     and learning turns differences at the level of rounding into visible ones; so do the sites of
@@ -248,30 +237,16 @@ def _of_all_rows(copies, attributes):
     problem to the last bit.
     """
     scale, *each = attributes["left_out"]
-    new = dict(
-        site_precision=attributes["site_precision"][..., copies.group] * copies.share,
-        marginal_variance=attributes["marginal_variance"][..., copies.group],
-        left_out=LeftOut(scale, *(values[..., copies.group] for values in each)),
-    )
-    return attributes | new
-
-
-def of_all_class_rows(copies, attributes, sites):
-    """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
-
-    A row gets those of all its copies.
-    """
-    own = copies.of_each * copies.share
-    precision, shift = (x.T[:, copies.group] * own for x in sites)
-    new = _of_all_rows(copies, attributes | dict(site_precision=sites[0].T))
-    return new | dict(site_precision=precision, site_shift=shift)
+    new = {name: copies.shared(attributes[name]) for name in _OF_SITES & attributes.keys()}
+    new["marginal_variance"] = copies.of_rows(attributes["marginal_variance"])
+    return attributes | new | dict(left_out=LeftOut(scale, *map(copies.of_rows, each)))
 
 
 def rows_and_prior(estimator, training):
     """Return `RowsInMemory` of checked training data, copies as one, and the prior."""
-    size = check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
+    size = checks.check_column_scales(estimator, training.X, checks.LARGEST_IN_UNITS)
     y = estimator.classes_[training.y]
-    weight = checked_class_weights(estimator, y, training.weight)
+    weight = checks.checked_class_weights(estimator, y, training.weight)
     weight = training.weight * weight[training.y]
     copies = find_copies(training.X, weight, training.y)
     X, y, weight = training.X[copies.first], training.y[copies.first], copies.weight
@@ -287,7 +262,7 @@ def make_problem(estimator, training):
     variance, solver = _methods(estimator, training.X)
     sampled, rng = variance != "exact", check_random_state(estimator.random_state)
     rows, prior = rows_and_prior(estimator, training)
-    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), draw_seed(rng)
+    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), checks.draw_seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
     how = variance, solver, Limits.of(estimator, longer)
     # sites of the same rows are where sampled fits start, a posterior of any rows where exact do
@@ -302,7 +277,7 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
     them.
     """
     variance, n = how[0], len(prior.variance)
-    n_problems = count_problems(estimator)
+    n_problems = checks.count_problems(estimator)
     of_prior = repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
     shape = (*state, n, n_problems, variance, of_prior)
     problem = Problem.of(estimator, rows, prior, how, n_rows, shape, n_problems)
@@ -319,7 +294,7 @@ def make_parted(estimator, run, from_user):
     """
     facts = run(facts_of_part, range(len(run.parts)), True)
     labels, counts = class_counts(facts)
-    size = check_facts(estimator, facts, LARGEST_IN_UNITS, from_user)
+    size = check_facts(estimator, facts, checks.LARGEST_IN_UNITS, from_user)
     if from_user:
         if len(labels) < 2:
             raise ValueError(f"all partitions together have one class, {labels.tolist()[0]!r}.")
@@ -328,12 +303,12 @@ def make_parted(estimator, run, from_user):
     classes, d = estimator.classes_, estimator.n_features_in_
     intercept = bool(estimator.fit_intercept)
     variance = _variance_on_parts(estimator, d + intercept)
-    weights = checked_class_weights(estimator, classes, counts)
+    weights = checks.checked_class_weights(estimator, classes, counts)
     if len(classes) > 2:
-        refuse_joint(estimator, "partitions")
+        checks.refuse_joint(estimator, "partitions")
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
-    seed, single = draw_seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
+    seed, single = checks.draw_seed(rng), sum(f.n_entries for f in facts) > SIZES.double_precision
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, float(counts @ weights), size)

@@ -20,35 +20,19 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
-from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
+from .._engine import gaussian
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._engine.rows import find_copies
 from .._engine.sites import one_copy
+from .._estimator import row_parts
 from .._estimator.checks import LARGEST_IN_UNITS
-from .._estimator.row_parts import (
-    RowStatistics,
-    check_facts,
-    facts_of_part,
-    read_part,
-    statistics_of_parts,
-    statistics_of_rows,
-)
+from . import _systems
 from ._calibration import noise_temper
 from ._double_loop import not_lower
 from ._parameters import SitePrior, in_log_scales, log_scales
 from ._sites import LaplaceSite
-from ._systems import (
-    TINY,
-    HalfCovariance,
-    IterativeSystem,
-    PrimalSystem,
-    log_determinant,
-    rademacher,
-    spread_and_share,
-    squared,
-    weighted_gram,
-)
+from ._systems import TINY
 
 
 class _Measured(NamedTuple):
@@ -132,7 +116,7 @@ class StackedDesign:
 
     def squares(self):
         """Return sums (d,) of squares of the columns of X, which is a matrix."""
-        total = np.asarray(squared(self.X).sum(axis=0)).ravel()
+        total = np.asarray(_systems.squared(self.X).sum(axis=0)).ravel()
         return total if self.offset is None else total - self.root @ self.root * self.offset**2
 
     def diagonal(self, weight, signs):
@@ -142,7 +126,8 @@ class StackedDesign:
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)
         below = weight[self.n_rows :]
-        return weight[0] * self.squares() + (below if self.C is None else squared(self.C).T @ below)
+        below = below if self.C is None else _systems.squared(self.C).T @ below
+        return weight[0] * self.squares() + below
 
     @cached_property
     def inner(self):
@@ -153,9 +138,9 @@ class StackedDesign:
         """Return B' diag(weight) B as a matrix (n, n); rows of X weigh the same."""
         A, below = weight[0] * self.inner, weight[self.n_rows :]
         if self.C is None:
-            add_to_diagonal(A, below)
+            gaussian.add_to_diagonal(A, below)
             return A
-        return A + weighted_gram(self.C, below)
+        return A + gaussian.weighted_gram(self.C, below)
 
 
 class RegressionStep(NamedTuple):
@@ -209,9 +194,9 @@ class RegressionLoop:
     def draw(self, n_samples, rng):
         """Draw the random numbers of a fit with sampled variances."""
         d = self.design.shape[1]
-        self.signs = rademacher(d, 8, rng)
+        self.signs = _systems.rademacher(d, 8, rng)
         self.normals = rng.standard_normal((self.design.shape[0], n_samples))
-        self.probes = rademacher(d, 8, rng)
+        self.probes = _systems.rademacher(d, 8, rng)
 
     @property
     def exact(self):
@@ -235,9 +220,9 @@ class RegressionLoop:
         """Return the system of A, and the weight of each row of [X; C] in it."""
         weight = np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
         if self.exact:
-            return PrimalSystem.of(self.design.gram(weight)), weight
+            return _systems.PrimalSystem.of(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
-        return IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
+        return _systems.IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
 
     def _mean(self, z, noise, scale):
         """Improve u at fixed variances by weighted least squares, each a step of descent."""
@@ -280,7 +265,7 @@ class RegressionLoop:
             target.append(log_scales(self.prior, new_scale))
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
-            raise ImproperPosterior("variances are beyond the range of double precision")
+            raise gaussian.ImproperPosterior("variances are beyond the range of double precision")
         rest = float(np.max(np.abs(whole[m:] - x[m:]), initial=0.0))
         size = float(np.max(np.abs(change)) if self.exact else np.mean(change**2))
         loss = 0.5 * (error + trace) / noise + float(np.sum(site.value))
@@ -337,7 +322,7 @@ class RegressionLoop:
         if len(self._orders) < 4:
             self._orders.append(np.argsort(precision, kind="stable"))
         smooth = _smoothed(sampled, self._orders[-1], k)
-        return HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
+        return _systems.HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
 
 
 def _asked(loop):
@@ -376,7 +361,7 @@ def _smoothed(sampled, order, n_samples):
     ratio = r / mean
     squares, means = (uniform_filter1d(x, _BY.window, mode="nearest") for x in (ratio**2, ratio))
     out = np.empty(len(r))
-    shrink = spread_and_share(squares - means**2, n_samples)[1]
+    shrink = _systems.spread_and_share(squares - means**2, n_samples)[1]
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
     return np.maximum(out, TINY)
 
@@ -401,7 +386,7 @@ class RegressionPosterior:
     """
 
     mean: np.ndarray
-    spread: HalfCovariance
+    spread: _systems.HalfCovariance
     noise: float
     exact: bool
     centre: Centre | None
@@ -430,7 +415,7 @@ class RegressionPosterior:
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
         out, c = np.empty(X.shape[0]), self.centre
-        for rows in row_blocks(X.shape[0], len(self.spread.half)):
+        for rows in gaussian.row_blocks(X.shape[0], len(self.spread.half)):
             product = self._factor_at(X[rows])
             out[rows] = np.einsum("ij,ij->i", product, product)
         return self.latent_mean(X), out if c is None else out + self.noise / c.weight
@@ -465,7 +450,7 @@ class RegressionPlan:
     centre: Centre | None
     max_iter: int
     rows: Rows | None
-    statistics: RowStatistics | None
+    statistics: row_parts.RowStatistics | None
 
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
@@ -501,8 +486,8 @@ class RegressionPlan:
         centres = step.u - own.slope / precision  # means of the sites of the coefficients
         try:
             gap, var = _left_out(rows, step, centres, precision, flat)
-        except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
-            return 1.0, 0.0
+        except gaussian.ImproperPosterior:  # noise is lost beside what the prior allows
+            return 1.0, 0.0  # rows tell nothing
         # without digits where only the row itself predicts it
         proper = var < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
@@ -544,8 +529,8 @@ def _left_out(rows, step, centres, precision, flat):
         return (y - X @ step.u) / left, var / left
     own, copy = noise / weight, one_copy(weight) / weight
     K = (X / precision) @ X.T
-    add_to_diagonal(K, own)
-    inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))
+    gaussian.add_to_diagonal(K, own)
+    inverse = cho_solve((gaussian.checked_cholesky(K), True), np.eye(len(y)))
     if flat:
         ones = inverse.sum(axis=0)
         inverse -= np.outer(ones, ones) / ones.sum()
@@ -563,19 +548,19 @@ def rows_of_parts(estimator, parts):
     """
     with PartMap(parts, prefer="threads") as run:
         numbers = range(len(run.parts))
-        facts = run(facts_of_part, numbers, False)
-        check_facts(estimator, facts, LARGEST_IN_UNITS)
+        facts = run(row_parts.facts_of_part, numbers, False)
+        row_parts.check_facts(estimator, facts, LARGEST_IN_UNITS)
         C, d = estimator.prior_operator, facts[0].n_features
         exact = takes_exact(estimator, d)
         few = sum(f.n_entries for f in facts) <= _BY.entries_for_noise
         if exact and not (few and C is None and isinstance(estimator.noise_variance, str)):
-            return None, statistics_of_parts(run, facts)
+            return None, row_parts.statistics_of_parts(run, facts)
         if not few:
             raise ValueError(
                 f"partitions of more than {_BY.entries_for_noise} entries need exact variances: "
                 f"up to {_BY.exact} columns, or variance='exact'."
             )
-        parts, y, weight = zip(*run(read_part, numbers, False), strict=True)
+        parts, y, weight = zip(*run(row_parts.read_part, numbers, False), strict=True)
         sparse = any(map(sp.issparse, parts))
         X = sp.vstack(parts, format="csr") if sparse else np.concatenate(parts)
         return Rows(X, np.concatenate(y), np.concatenate(weight)), None
@@ -591,7 +576,7 @@ def plan_regression(estimator, rows, statistics=None):
         flat = not any((noise is not None, C is not None, operator))
     exact = takes_exact(estimator, d, not operator)
     if exact and statistics is None:
-        statistics = statistics_of_rows(*_merged_copies(rows))
+        statistics = row_parts.statistics_of_rows(*_merged_copies(rows))
     design, y, centre = _design_of(rows, statistics, C, flat)
     prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)
@@ -694,5 +679,5 @@ def fit_regression(plan, monitor):
     if loop.exact or loop.design.n_sites != loop.design.shape[1]:
         return result, step.objective, 0.0
     system = step.system
-    log_det, error = log_determinant(system.times, system.preconditioner, loop.probes)
+    log_det, error = _systems.log_determinant(system.times, system.preconditioner, loop.probes)
     return result, loop.bound(step.scale, step.loss, log_det), 0.5 * error

@@ -10,29 +10,10 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .._engine.loop import SILENT
+from .._estimator import checks, fitting
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import (
-    LARGEST_IN_UNITS,
-    check_choice,
-    check_column_scales,
-    check_number,
-    check_number_or_auto,
-    checked_draws,
-    checked_weights,
-    in_precision_of_rows,
-    is_single,
-    is_unweighted_part_list,
-    validate_training,
-)
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import (
-    BinaryFit,
-    FitMonitor,
-    fit_method,
-    run_attributes,
-    warn_not_converged,
-)
 from .._estimator.row_parts import merged, statistics_of_rows
 from .._estimator.summary import CoefficientReport, interval_of
 from ._regression import Rows, fit_regression, plan_regression, rows_of_parts, takes_exact
@@ -189,7 +170,7 @@ class ConvexVariationalRegressor(
         self.tol = tol
         self.random_state = random_state
 
-    @fit_method
+    @fitting.fit_method
     @with_callbacks
     def fit(
         self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -230,14 +211,14 @@ class ConvexVariationalRegressor(
         self._check_parameters()
         rows, statistics = self._checked_data(X, y, sample_weight)
         plan = plan_regression(self, rows, statistics)
-        monitor = FitMonitor(
+        monitor = fitting.FitMonitor(
             self, X, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
         )
         fitted = fit_regression(plan, monitor)
         monitor.finish()
         return self._stored(plan, fitted, X)
 
-    @fit_method
+    @fitting.fit_method
     def partial_fit(
         self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> Self:
@@ -288,9 +269,9 @@ class ConvexVariationalRegressor(
         result, log_evidence, error = fitted
         step = result.evaluation.payload
         posterior = plan.posterior(step, calibrated=True)
-        run = BinaryFit(posterior, result.history, result.reason, log_evidence, {})
+        run = fitting.BinaryFit(posterior, result.history, result.reason, log_evidence, {})
         self.__dict__.update(
-            run_attributes([run]),
+            fitting.run_attributes([run]),
             coef_=step.u,
             coef_std_=np.sqrt(step.variances.coefficient_variance()),
             intercept_=posterior.intercept,
@@ -303,28 +284,28 @@ class ConvexVariationalRegressor(
             n_mvm_=plan.loop.design.n_products,
             _posteriors=[posterior],
             _statistics=plan.statistics,
-            _fitted_single=is_single(X),
+            _fitted_single=checks.is_single(X),
         )
         if not self.converged_:
-            warn_not_converged(self, "raise max_iter, or scale the columns")
+            fitting.warn_not_converged(self, "raise max_iter, or scale the columns")
         return self
 
     def _check_parameters(self):
         """Raise an error that names the parameter unless all of them are usable."""
         if self.prior is not None and not isinstance(self.prior, SuperGaussianSite):
             raise TypeError(f"prior must be None or {SITES}, got {self.prior!r}.")
-        check_number_or_auto("noise_variance", self.noise_variance, 0)
-        check_choice("variance", self.variance, ["auto", "exact", "monte_carlo"])
-        check_number("n_variance_samples", self.n_variance_samples, 1, integer=True)
-        check_choice("fit_intercept", self.fit_intercept, [True, False, "auto"])
-        check_choice("learn_prior", self.learn_prior, [True, False, "auto"])
-        check_number("max_iter", self.max_iter, 1, integer=True)
-        check_number("tol", self.tol, 0, boundaries="neither")
+        checks.check_number_or_auto("noise_variance", self.noise_variance, 0)
+        checks.check_choice("variance", self.variance, ["auto", "exact", "monte_carlo"])
+        checks.check_number("n_variance_samples", self.n_variance_samples, 1, integer=True)
+        checks.check_choice("fit_intercept", self.fit_intercept, [True, False, "auto"])
+        checks.check_choice("learn_prior", self.learn_prior, [True, False, "auto"])
+        checks.check_number("max_iter", self.max_iter, 1, integer=True)
+        checks.check_number("tol", self.tol, 0, boundaries="neither")
         check_random_state(self.random_state)
 
     def _checked_data(self, X, y, sample_weight):
         """Return `Rows` or None, and the `RowStatistics` of partitions that stay apart or None."""
-        if is_unweighted_part_list(X, y, sample_weight):
+        if checks.is_unweighted_part_list(X, y, sample_weight):
             return rows_of_parts(self, X)
         if not isinstance(X, LinearOperator):
             return self._checked_rows(X, y, sample_weight), None
@@ -334,17 +315,17 @@ class ConvexVariationalRegressor(
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self.n_features_in_ = X.shape[1]
-        return Rows(X, y, checked_weights(sample_weight, X)), None
+        return Rows(X, y, checks.checked_weights(sample_weight, X)), None
 
     def _checked_rows(self, X, y, sample_weight, reset=True):
         """Return the `Rows` of a matrix X, dense or CSR."""
         rows, labels = (getattr(a, "shape", None) for a in (X, y))
         if rows and labels and len(labels) == 1 and rows[0] != labels[0]:
             raise ValueError(f"X has {rows[0]} rows, and y has {labels[0]} of them.")
-        training = validate_training(
+        training = checks.validate_training(
             self, X, y, sample_weight, accept_sparse=self._accept_sparse, reset=reset
         )
-        check_column_scales(self, training.X, LARGEST_IN_UNITS)
+        checks.check_column_scales(self, training.X, checks.LARGEST_IN_UNITS)
         return Rows(training.X, training.y, training.weight)
 
     @overload
@@ -353,7 +334,7 @@ class ConvexVariationalRegressor(
     @overload
     def predict(self, X: RowsLike, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
 
-    @in_precision_of_rows
+    @checks.in_precision_of_rows
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict responses.
 
@@ -447,7 +428,7 @@ class ConvexVariationalRegressor(
             If `level` is not between 0 and 1.
         """
         X = self._check_new(X)
-        check_number("level", level, 0, 1, boundaries="neither")
+        checks.check_number("level", level, 0, 1, boundaries="neither")
         return self._posteriors[0].interval(X, level)
 
     def _coefficients(self, level):
@@ -482,7 +463,7 @@ class ConvexVariationalRegressor(
         ValueError
             If variances were sampled: the factor that draws is then not there.
         """
-        rng, posterior = checked_draws(self, n_samples, random_state), self._posteriors[0]
+        rng, posterior = checks.checked_draws(self, n_samples, random_state), self._posteriors[0]
         if not posterior.exact:
             raise ValueError("draws need variance='exact'.")
         return posterior.mean + posterior.spread.draw(n_samples, rng)

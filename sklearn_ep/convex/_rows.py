@@ -18,22 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from .._engine.gaussian import row_blocks, with_data
+from .._engine.gaussian import row_blocks, weighted_gram, with_data
 from .._engine.left_out import LeftOut, ScoreSums, best_scales
 from .._engine.partition import KEPT, add_up
 from .._engine.rows import spread_bits
 from .._estimator.row_parts import read_part
 from ._calibration import SCALES, cavities, rows_left_out
 from ._sites import LogisticSites
-from ._systems import (
-    START_PRECISION,
-    TINY,
-    leave_one_out,
-    squared,
-    surely_positive,
-    weighted_gram,
-    with_ones,
-)
+from ._systems import START_PRECISION, TINY, leave_one_out, squared, surely_positive, with_ones
 
 
 class RowSpec(NamedTuple):

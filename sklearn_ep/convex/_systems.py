@@ -17,20 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
 
-from .._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    explained_variances,
-    inverse_from_cholesky,
-    inverse_from_triangular,
-    invert_triangular,
-    positive_variance,
-    row_blocks,
-    triangular_inverse,
-    weighted_gram,
-    with_data,
-)
+from .._engine import gaussian
 
 TINY = 1e-300  # least variance: it still has an inverse and a logarithm
 # Site precision before anything is known of a row, and inflation of the Jacobi variances there:
@@ -115,7 +102,7 @@ def with_ones(X, intercept):
 
 def squared(B):
     """Return the squares of the entries of a dense or sparse matrix."""
-    return with_data(B, B.data**2) if sp.issparse(B) else B * B
+    return gaussian.with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
 def surely_positive(variances, squares):
@@ -135,8 +122,8 @@ def weighted_variances(X, weight):
 
 def weighted_inner(B, variances, C):
     """Return B diag(variances) C' as a dense matrix."""
-    scaled = with_data(B, B.data * variances[B.indices]) if sp.issparse(B) else B * variances
-    out = scaled @ C.T
+    wide = gaussian.with_data(B, B.data * variances[B.indices]) if sp.issparse(B) else B * variances
+    out = wide @ C.T
     return out.toarray() if sp.issparse(out) else np.asarray(out)
 
 
@@ -149,7 +136,7 @@ def leave_one_out(B, variances, copy_precision):
     out = np.empty(B.shape[0])
     width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
     variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
-    for rows in row_blocks(B.shape[0], 8 * width):
+    for rows in gaussian.row_blocks(B.shape[0], 8 * width):
         block = squared(B[rows])
         share, own, copy = block, variances, copy_precision[rows][:, None]
         if sp.issparse(B):
@@ -170,7 +157,7 @@ class HalfCovariance:
     def row_variance(self, B):
         """Return the variances of the predictors of any rows."""
         out, half = np.empty(B.shape[0]), self.half.T
-        for rows in row_blocks(B.shape[0], half.shape[1]):
+        for rows in gaussian.row_blocks(B.shape[0], half.shape[1]):
             block = B[rows] @ half
             out[rows] = np.einsum("ij,ij->i", block, block)
         return out
@@ -196,18 +183,18 @@ class PrimalSystem(HalfCovariance):
     """
 
     def __init__(self, design, prior, weight):
-        A = weighted_gram(design.B, weight)
+        A = gaussian.weighted_gram(design.B, weight)
         if isinstance(prior, np.ndarray):
             A.flat[:: len(A) + 1] += prior
         else:
             A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
-        self.lower = checked_cholesky(A)
+        self.lower = gaussian.checked_cholesky(A)
 
     @classmethod
     def of(cls, A):
         """Return the system of a precision matrix (n, n) that is there already."""
         system = cls.__new__(cls)
-        system.lower = checked_cholesky(A)
+        system.lower = gaussian.checked_cholesky(A)
         return system
 
     @property
@@ -231,15 +218,13 @@ class PrimalSystem(HalfCovariance):
     def weakened(self, share, more):
         """Return the system of `share` A and further precisions (n,)."""
         A = share * self.precision
-        add_to_diagonal(A, more)
+        gaussian.add_to_diagonal(A, more)
         return PrimalSystem.of(A)
 
     @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
-        half = self.lower.copy(order="F")
-        invert_triangular(half)
-        return half
+        return gaussian.triangular_inverse(self.lower)
 
     def solve(self, right):
         """Return A^-1 right."""
@@ -252,7 +237,7 @@ class PrimalSystem(HalfCovariance):
     def squared_shrinkage(self, diagonal):
         """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
         root = np.sqrt(diagonal)
-        inverse = inverse_from_triangular(self.half.copy(order="F"))
+        inverse = gaussian.inverse_from_triangular(self.half)
         return _squares_off_identity(root[:, None] * inverse * root)
 
 
@@ -329,8 +314,8 @@ class DualSystem:
         self.root = np.sqrt(weight)
         self.K = design.kernel(prior)
         M = self.root[:, None] * self.K * self.root
-        add_to_diagonal(M, 1.0)
-        self.lower = checked_cholesky(M)
+        gaussian.add_to_diagonal(M, 1.0)
+        self.lower = gaussian.checked_cholesky(M)
 
     draw = perturbed_draws
 
@@ -361,13 +346,13 @@ class DualSystem:
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
-        half = triangular_inverse(self.lower)
-        var = explained_variances(self.K, self.weight, self.root, half)
-        return positive_variance(var, np.diagonal(self.K))
+        half = gaussian.triangular_inverse(self.lower)
+        var = gaussian.explained_variances(self.K, self.weight, self.root, half)
+        return gaussian.positive_variance(var, np.diagonal(self.K))
 
     def squared_shrinkage(self, diagonal):
         """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
-        return _squares_off_identity(inverse_from_cholesky(self.lower.copy(order="F")))
+        return _squares_off_identity(gaussian.inverse_from_cholesky(self.lower))
 
     def _explained(self, B):
         """Return L^-1 W B P^-1 C' for rows C."""
@@ -377,20 +362,20 @@ class DualSystem:
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""
         prior, out = self.prior.row_variance(B), np.empty(B.shape[0])
-        for rows in row_blocks(B.shape[0], len(self.K)):
+        for rows in gaussian.row_blocks(B.shape[0], len(self.K)):
             half = self._explained(B[rows])
             out[rows] = prior[rows] - np.einsum("ij,ij->j", half, half)
-        return positive_variance(out, prior)
+        return gaussian.positive_variance(out, prior)
 
     def coefficient_variance(self):
         """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
-        inner = inverse_from_cholesky(self.lower.copy(order="F"))
+        inner = gaussian.inverse_from_cholesky(self.lower)
         inner *= self.root[:, None]
         inner *= self.root
         B = self.design.B
         out = np.empty(B.shape[1])
         columns = B.tocsc() if sp.issparse(B) else B
-        for cols in row_blocks(B.shape[1], B.shape[0]):
+        for cols in gaussian.row_blocks(B.shape[1], B.shape[0]):
             block = columns[:, cols]
             if sp.issparse(B):
                 product = (block.T @ inner).T
@@ -398,7 +383,7 @@ class DualSystem:
             else:
                 out[cols] = np.einsum("ij,ij->j", block, inner @ block)
         prior = self.prior.coefficient_variance()
-        return positive_variance(prior - prior**2 * out, prior)
+        return gaussian.positive_variance(prior - prior**2 * out, prior)
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
@@ -581,7 +566,7 @@ def _positive_eigen(alpha, beta):
     """Return eigenvalues and eigenvectors of a tridiagonal matrix, which have to be positive."""
     values, vectors = eigh_tridiagonal(np.array(alpha), np.array(beta))
     if not values[0] > 0:
-        raise ImproperPosterior("rounding errors exceed the smallest posterior variance")
+        raise gaussian.ImproperPosterior("rounding errors exceed the smallest posterior variance")
     return values, vectors
 
 

@@ -26,31 +26,9 @@ import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, Result, Trace, iterate, reason_to_end
+from . import _rows, _systems
 from ._double_loop import minimise
 from ._parameters import SCALE_SHARE, in_log_scales, log_scales
-from ._rows import (
-    Anchor,
-    Candidate,
-    Point,
-    advance_sums,
-    calibration_sums,
-    diagonal_sums,
-    line_sums,
-    product_sums,
-    right_sums,
-    site_sums,
-)
-from ._systems import (
-    START_INFLATION,
-    TINY,
-    HalfCovariance,
-    PrimalSystem,
-    ScaledJacobi,
-    coefficient_variances,
-    conjugate_gradients,
-    lanczos_factor,
-    log_determinant,
-)
 
 
 class _Tolerances(NamedTuple):
@@ -106,7 +84,7 @@ class VisitStep(NamedTuple):
 class _Line(NamedTuple):
     """A `Point` with the penalised loss, its gradient, pi' z, and the penalty of the prior."""
 
-    at: Point
+    at: _rows.Point
     value: float
     gradient: np.ndarray
     dof: float
@@ -124,12 +102,12 @@ class _Position:
         self.rows, self.prior, self.scale = rows, prior, prior.start_scale
         self.tags = itertools.count()
         self.point, self.own = self.new_point(np.zeros(n)), None
-        self.anchors: list[Anchor] = []
+        self.anchors: list[_rows.Anchor] = []
         self.n_products, self.data = 0, np.zeros(n)
 
     def new_point(self, u):
         """Return the `Point` of coefficients u."""
-        return Point(next(self.tags), u)
+        return _rows.Point(next(self.tags), u)
 
     def visit(self, what, extra=None, point=None, products=0):
         """Return the sum of what the rows answer here, or at another point."""
@@ -144,7 +122,7 @@ class _Position:
         def times(V):
             columns = V[:, 0] if V.shape[1] == 1 else V
             extra = (columns.astype(kind), curvature)
-            out = self.visit(product_sums, extra, products=2 * V.shape[1]).total
+            out = self.visit(_rows.product_sums, extra, products=2 * V.shape[1]).total
             return diagonal[:, None] * V + out.reshape(V.shape)
 
         return times
@@ -152,7 +130,7 @@ class _Position:
     def line(self, u):
         """Return the `_Line` at coefficients u."""
         point = self.new_point(u)
-        return self.lined(point, self.visit(line_sums, point=point, products=2))
+        return self.lined(point, self.visit(_rows.line_sums, point=point, products=2))
 
     def lined(self, point, sums):
         """Return the `_Line` of a point and what rows say of it."""
@@ -173,7 +151,7 @@ class _Position:
         self.point, diagonal = line.at, line.prior.curvature
         right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
         times, scale = self.images(diagonal, curvature=True), (diagonal + self.data)[:, None]
-        conjugate_gradients(times, scale, right, d, right.copy(), rtol)
+        _systems.conjugate_gradients(times, scale, right, d, right.copy(), rtol)
         return (d[:, 0],)
 
 
@@ -210,7 +188,7 @@ class _Draws:
             tolerances = np.append(tolerances, _TOL.intercept)
         times = self.place.images(diagonal, curvature=False)
         r = right - times(x) if self._samples is not None else right.copy()
-        conjugate_gradients(times, scale, right, x, r, tolerances)
+        _systems.conjugate_gradients(times, scale, right, x, r, tolerances)
         self._samples, self._diagonal = x[:, :m].copy(), diagonal
         self._left = r[:, :m] ** 2 / scale
         if not column_too:
@@ -227,7 +205,7 @@ class _Draws:
         What the noise of rows gives, and what that of columns does, in turns: their sum is N(0, A).
         """
         columns = slice(first, last)
-        data, of_rows = self.place.visit(right_sums, columns, products=1 + last - first)
+        data, of_rows = self.place.visit(_rows.right_sums, columns, products=1 + last - first)
         of_columns = np.sqrt(diagonal)[:, None] * self.noise[:, columns]
         return data, np.stack([of_rows, of_columns], axis=2).reshape(len(data), -1)
 
@@ -246,9 +224,9 @@ class _Draws:
             variances = 1.0 / (diagonal + data)
             if intercept:
                 variances[-1] = 0.0
-            candidate = Candidate(next(place.tags), variances, U, column, k)
+            candidate = _rows.Candidate(next(place.tags), variances, U, column, k)
             extra = candidate, place.anchors[-1].level
-            sums = place.visit(calibration_sums, extra, products=2 * k)
+            sums = place.visit(_rows.calibration_sums, extra, products=2 * k)
             features = slice(None, -1 if intercept else None)
             energy = np.einsum("ij,ij->j", self._samples, right) / len(diagonal)
             halves = U[features], diagonal[features], data[features]
@@ -262,8 +240,8 @@ class _Draws:
                 break
             self._wanted = most
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
-        predictor = ScaledJacobi(level * variances, coefficients, column)
-        anchor = Anchor(candidate, place.point.u, level, shrink, damping)
+        predictor = _systems.ScaledJacobi(level * variances, coefficients, column)
+        anchor = _rows.Anchor(candidate, place.point.u, level, shrink, damping)
         return anchor, predictor, data, told
 
     def _of_columns(self, U, diagonal, coefficients):
@@ -286,21 +264,21 @@ class _Draws:
         U = self.solved(diagonal, data, right, rtol, False)[0]
         # u' A u of a draw has the mean n: scaling to it takes out what unfinished solves lack
         energy = np.einsum("ij,ij->j", U, right)
-        U = U * np.sqrt(len(U) / np.maximum(energy, TINY))
+        U = U * np.sqrt(len(U) / np.maximum(energy, _systems.TINY))
         return self._low_rank(U / np.sqrt(U.shape[1]), diagonal, data, damping)
 
     def lanczos(self, diagonal, rtol, damping, _):
         """Return variances by 16 k Lanczos vectors, about as many products as k draws take."""
-        data = self.place.visit(diagonal_sums, products=1).total
+        data = self.place.visit(_rows.diagonal_sums, products=1).total
         times, (_, k) = self.place.images(diagonal, curvature=False), self.noise.shape
         unit = 1.0 / np.sqrt(diagonal + data)[:, None]  # in which directions do not go with columns
-        factor = lanczos_factor(lambda V: unit * times(unit * V), self.noise[:, 0], 16 * k)
+        factor = _systems.lanczos_factor(lambda V: unit * times(unit * V), self.noise[:, 0], 16 * k)
         return self._low_rank(unit * factor, diagonal, data, damping)
 
     def _low_rank(self, factor, diagonal, data, damping):
-        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), factor, None)
-        anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
-        return anchor, HalfCovariance(factor.T), data, True
+        candidate = _rows.Candidate(next(self.place.tags), 1.0 / (diagonal + data), factor, None)
+        anchor = _rows.Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
+        return anchor, _systems.HalfCovariance(factor.T), data, True
 
 
 class _ScaleSteps:
@@ -365,11 +343,11 @@ class SampledLoop:
             place.point = place.new_point(u)
         diagonal = self.prior.start_precision(place.scale)
         for tol in (_TOL.round, _TOL.first):
-            data = place.visit(diagonal_sums, products=1).total
+            data = place.visit(_rows.diagonal_sums, products=1).total
             if place.own is None:
                 place.own = (1.0 / (diagonal + data))[: self.prior.n_sites]
-            candidate = Candidate(next(place.tags), 1.0 / (diagonal + data), None, None)
-            anchor = Anchor(candidate, place.point.u, START_INFLATION, 0.0)
+            candidate = _rows.Candidate(next(place.tags), 1.0 / (diagonal + data), None, None)
+            anchor = _rows.Anchor(candidate, place.point.u, _systems.START_INFLATION, 0.0)
             place.anchors = [*place.anchors, anchor]
             line = place.line(place.point.u)
             if last is None and len(place.anchors) == 1:  # at zero, where the prior has no slope
@@ -388,7 +366,7 @@ class SampledLoop:
             precision = place.penalty(place.point).precision
             anchor, predictor, data, told = self._form(precision, rtol, damping, whole)
             place.anchors = [*place.anchors, anchor]
-            sums = place.visit(advance_sums, products=2)
+            sums = place.visit(_rows.advance_sums, products=2)
         moved = self._new_prior(predictor, sums.dof_before)
         residual = max(sums.change / self.rows.weight, moved)
         tol = _TOL.share * self.inner_tol
@@ -452,7 +430,7 @@ class SampledLoop:
             return np.nan, 0.0
         diagonal = step.prior.precision
         times = self.place.images(diagonal, curvature=False)
-        log_det, error = log_determinant(times, diagonal + step.data, probes)
+        log_det, error = _systems.log_determinant(times, diagonal + step.data, probes)
         m = self.prior.n_sites
         explained = step.dof + (float(diagonal[:m] @ step.own) if m else 0.0)
         bound = 0.5 * (explained - log_det) + self.prior.log_normaliser(step.scale) - step.value
@@ -465,8 +443,8 @@ def _coefficients_of_halves(U, diagonal, data, energy):
     `energy`, u' A u / n of each half, has a mean of one for a draw, which takes out some noise.
     """
     k = U.shape[1] // 2
-    energy = np.repeat(np.maximum(energy.reshape(k, 2).sum(axis=1), TINY), 2)
-    return coefficient_variances(U**2 @ (1.0 / energy) / k, k, diagonal, data)
+    energy = np.repeat(np.maximum(energy.reshape(k, 2).sum(axis=1), _systems.TINY), 2)
+    return _systems.coefficient_variances(U**2 @ (1.0 / energy) / k, k, diagonal, data)
 
 
 def _level_and_error(sums, beside, rest, own):
@@ -519,7 +497,7 @@ class NaturalGradient:
     def start(self):
         """Return the state to start from, by one visit at zero."""
         scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
-        sums = self.rows.visit(site_sums, np.zeros(self.n), None)
+        sums = self.rows.visit(_rows.site_sums, np.zeros(self.n), None)
         # sites are weaker where their predictors have a variance; halved or doubled, the share
         # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
         A = 0.4 * sums.gram
@@ -539,9 +517,9 @@ class NaturalGradient:
     def evaluate(self, x):
         """Map a state to its `Evaluation` by one visit; the payload is a `VisitStep`."""
         A, h, scale = self._unpack(x)
-        system = PrimalSystem.of(A)
+        system = _systems.PrimalSystem.of(A)
         root, mean = system.half, system.solve(h)
-        sums = self.rows.visit(site_sums, mean, root)
+        sums = self.rows.visit(_rows.site_sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
         prior = self.prior.penalty(mean, variances[:m], scale)
         target = sums.gram

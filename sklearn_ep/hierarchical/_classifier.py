@@ -24,7 +24,7 @@ from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import CoefficientReport
 from . import _plan, _prediction, _scales, _tables
 from ._factors import split_intercept
-from ._fit import attributes_of, fit_plan
+from ._fit import fit_plan, store_fit
 from ._parts import check_checkpoint, checked_state
 from .messages.posterior import remarks_on_agreement
 from .partitions.trust import trust_in_parts
@@ -300,9 +300,6 @@ class HierarchicalEPLogistic(
     """
 
     classes_: np.ndarray
-    coef_: np.ndarray
-    coef_std_: np.ndarray
-    intercept_: np.ndarray
     tau_: np.ndarray
     tau_interval_: np.ndarray
     group_labels_: Any
@@ -417,7 +414,7 @@ class HierarchicalEPLogistic(
                 given = X, y, groups, sample_weight, previous, checkpoint is not None
                 plan, data = _plan.plan_rows(self, *given), (X, y)
             fits = fit_plan(self, plan, run, data, previous, checkpoint)
-            self._store(attributes_of(plan, fits))
+            store_fit(self, plan, fits)
         if not self.converged_:
             fitting.warn_not_converged(self, remarks=fitting.remarks_of(fits))
         self._warn(self._remarks)
@@ -437,12 +434,6 @@ class HierarchicalEPLogistic(
         by_messages = self.engine == "messages" or isinstance(self.group_column, list)
         prefer = "threads" if by_messages else None
         return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous", prefer)
-
-    def _store(self, attributes):
-        """Set the attributes of a fit, and drop those that only the last one had."""
-        for name in set(getattr(self, "_of_fit", ())) - set(attributes):
-            self.__dict__.pop(name, None)
-        self.__dict__.update(attributes, _of_fit=tuple(attributes))
 
     @property
     def _latents(self):

@@ -118,9 +118,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
     n, (of_rows, *of_groups) = layout.n_plain, sites
     weight, group = layout.weight[:n], layout.group[:n]
-    precisions = layouts.precisions(
-        weight * of_rows.precision, [site.precision for site in of_groups]
-    )
+    precisions = layouts.precisions(weight * of_rows.precision, [s.precision for s in of_groups])
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))

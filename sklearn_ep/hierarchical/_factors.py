@@ -2,6 +2,7 @@
 
 import numbers
 import warnings
+from contextlib import suppress
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -78,10 +79,8 @@ def numbered_levels(labels):
         distinct = list(dict.fromkeys(g for g in values.tolist() if not is_missing(g)))
     except TypeError as error:
         raise TypeError("group labels must be hashable") from error
-    try:
+    with suppress(TypeError):  # labels of several kinds: order of appearance
         distinct.sort()
-    except TypeError:
-        pass  # labels of several kinds: order of appearance
     code = codes_among(labels, distinct)
     missing = code < 0
     code[missing] = len(distinct) + np.arange(missing.sum())

@@ -62,15 +62,15 @@ def _fit_problem(run, save, previous, positives, plan, sign, monitor, k):
     return fit_one(plan, sign, monitor, mine, save)
 
 
-def attributes_of(plan, fits):
-    """Return the attributes of a fit, lists over factors if a list of them was given."""
+def store_fit(estimator, plan, fits):
+    """Set the attributes of a fit, lists over factors if a list of them was given."""
     posteriors, columns = [f.posterior for f in fits], plan.columns
     beta = moments_by_class(posteriors)
     coef, intercept = split_intercept(np.stack([m.mean for m in beta]), columns)
     sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
     out = fitting.run_attributes(fits) | dict(coef_=coef, intercept_=intercept)
-    out |= dict(coef_std_=split_intercept(sd, columns)[0])
-    out |= dict(coef_cov_=fitting.one_or_stack([m.cov for m in beta]))
+    cov = fitting.one_or_stack([m.cov for m in beta])
+    out |= dict(coef_std_=split_intercept(sd, columns)[0], coef_cov_=cov)
     out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
     effects = plan.levels, *posteriors[0].group_effects()
     none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
@@ -80,7 +80,7 @@ def attributes_of(plan, fits):
     out |= _of_sites(plan, fits)
     remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
     out["_remarks"] = (*_plan.remarks_on_plan(plan, out["tau_"]), *remarks)
-    return out | {"engine_": plan.engine, "_posteriors": posteriors}
+    fitting.replace_fitted(estimator, out | {"engine_": plan.engine, "_posteriors": posteriors})
 
 
 def _of_scales(columns, posteriors, rule):

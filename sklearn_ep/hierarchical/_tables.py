@@ -22,7 +22,7 @@ def names_of_shared(est, given=None):
 
 def coefficients(est, level):
     """Return means, sds (K, D) and intervals (K, D, 2) of the coefficients, the intercept last."""
-    posteriors, ends = est._posteriors, (0.5 - 0.5 * level, 0.5 + 0.5 * level)
+    posteriors, ends = est._posteriors, summary.ends_of(level)
     beta = moments_by_class(posteriors)
     found = [np.moveaxis(p.beta_quantiles(ends), 0, -1) for p in posteriors]
     sd = [np.sqrt(np.diagonal(m.cov)) for m in beta]
@@ -77,9 +77,8 @@ def scales_of(est, names, level):
     factors = _factors(est, names)
     if not factors:
         return {}
-    ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
     posterior = est._posteriors[0]
-    lower, upper = quantiles(posterior.average, posterior.n_effects, ends)
+    lower, upper = quantiles(posterior.average, posterior.n_effects, summary.ends_of(level))
     rows = [(factor, effect, n) for factor, effects, n in factors for effect in effects]
     factor, effect, n_levels = zip(*rows, strict=True)
     several = len(factors) > 1

@@ -273,9 +273,8 @@ class ReliabilityDisplay(Display):
             place = np.full(len(proba), found[0])
         stated, true = proba[np.arange(len(proba)), place], np.asarray(y) == classes[place]
         name = name or type(model).__name__
-        return cls.from_predictions(
-            stated, true, n_bins=n_bins, level=level, name=name, ax=ax, **kwargs
-        )
+        told: Any = dict(n_bins=n_bins, level=level, name=name)
+        return cls.from_predictions(stated, true, ax=ax, **told, **kwargs)
 
     @classmethod
     def from_predictions(

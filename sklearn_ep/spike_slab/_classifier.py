@@ -11,7 +11,7 @@ from .._estimator.checks import check_common, check_hyperparameters, check_numbe
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
-from .._estimator.summary import CoefficientReport
+from .._estimator.summary import CoefficientReport, ends_of
 from ._fit import keep
 from ._probit import fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport
@@ -220,8 +220,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         interval = mixture.coef_interval(level)
         if mixture.units.fit_intercept:
             centre, var = mixture.moments(np.zeros((1, self.n_features_in_)))
-            levels = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
-            ends = mixture_quantiles(mixture.weight, centre, np.sqrt(var), levels)
+            ends = mixture_quantiles(mixture.weight, centre, np.sqrt(var), ends_of(level))
             spread = np.sqrt(mixture_moments(mixture.weight, centre, var)[1])
             mean, std = np.append(mean, self.intercept_)[None], np.append(std, spread)[None]
             interval = np.vstack([interval, ends.T])

@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._engine.contracts import require
-from .._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    cholesky_solve,
-)
+from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._energy import ROUNDING, SMALLEST_SITE, gaussian_fisher
 

@@ -159,9 +159,8 @@ def positive_sites(factor, cavity):
 
 def tilted_at(factor, cavity):
     """Tilted moments at cavities (2, d); improper ones are flattened to the last proper one."""
-    return factor.tilted(
-        cavity[0], np.maximum(cavity[1], (SMALLEST_SITE - 1.0) / factor.slab_variance)
-    )
+    least = (SMALLEST_SITE - 1.0) / factor.slab_variance
+    return factor.tilted(cavity[0], np.maximum(cavity[1], least))
 
 
 def signed_sites(factor, tilted, cavity, sites):

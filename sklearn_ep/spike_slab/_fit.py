@@ -13,18 +13,10 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 from sklearn.exceptions import ConvergenceWarning
 
-from .._engine.hyper import (
-    Average,
-    Node,
-    Visits,
-    average_of,
-    curvature_at,
-    integrate,
-    star_about,
-)
+from .._engine.hyper import Average, Node, Visits, average_of, curvature_at, integrate, star_about
 from .._engine.loop import Reason, Trace
 from .._estimator.averaged import average_remarks
-from .._estimator.fitting import BinaryFit, hyper_attributes, run_attributes
+from .._estimator.fitting import BinaryFit, hyper_attributes, replace_fitted, run_attributes
 from ._chains import sample_models
 from ._hyperparameters import HyperPrior, Space
 from ._learning import EvidenceSearch, overrated
@@ -164,7 +156,7 @@ def keep(estimator, found, monitor, single):
     history = monitor.completed(found["history_"], found["log_evidence_"], found)
     monitor.finish()
     found |= {"history_": history, "n_iter_": len(history["residual"]), "_fitted_single": single}
-    vars(estimator).update(found)
+    replace_fitted(estimator, found)
 
 
 def ep_attributes(plan, monitor):
@@ -293,7 +285,6 @@ def chain_attributes(plan, monitor):
         "search_used_": "none",
         "dense_start_used_": False,
         "_remarks": _chain_remarks(draws),
-        "_warm_shape": None,
     }
 
 

@@ -13,30 +13,7 @@ from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import row_blocks
 from .._engine.partition import PartMap
-from .._estimator.checks import (
-    LARGEST_ENTRY,
-    LARGEST_IN_UNITS,
-    ColumnRanges,
-    check_choice,
-    check_column_scales,
-    check_column_sizes,
-    check_common,
-    check_hyperparameters,
-    check_number,
-    check_number_or_auto,
-    group_numbers,
-    is_unweighted_part_list,
-    validate_training,
-    warn_of_spreads,
-)
-from .._estimator.row_parts import (
-    RowStatistics,
-    axes_of,
-    check_facts,
-    facts_of_part,
-    statistics_of_parts,
-    statistics_of_rows,
-)
+from .._estimator import checks, row_parts
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import BLOCK_BYTES, LinearModel
@@ -149,18 +126,20 @@ class SpikeSlabPlan:
 
 def check_parameters(estimator):
     """Raise an error that names the parameter unless all of them are usable."""
-    check_common(estimator)
-    check_hyperparameters(estimator.hyperparameters)
-    check_choice("algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"])
-    check_choice("schedule", estimator.schedule, ["parallel", "sequential"])
-    check_number("n_init", estimator.n_init, 1, integer=True)
+    checks.check_common(estimator)
+    checks.check_hyperparameters(estimator.hyperparameters)
+    checks.check_choice(
+        "algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"]
+    )
+    checks.check_choice("schedule", estimator.schedule, ["parallel", "sequential"])
+    checks.check_number("n_init", estimator.n_init, 1, integer=True)
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
-        check_number_or_auto(name, getattr(estimator, name), 0, high)
+        checks.check_number_or_auto(name, getattr(estimator, name), 0, high)
     starts = estimator.noise_starts
     if isinstance(starts, str | numbers.Number) or len(starts) == 0:
         raise ValueError(f"noise_starts must be a sequence, got {starts!r}.")
     for fraction in starts:
-        check_number("noise_starts", fraction, 0, 1, boundaries="neither")
+        checks.check_number("noise_starts", fraction, 0, 1, boundaries="neither")
 
 
 def make_plan(estimator, X, y, sample_weight, groups):
@@ -168,7 +147,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
     check_parameters(estimator)
     units, model, n_different = _data(estimator, X, y, sample_weight)
     d = estimator.n_features_in_
-    groups = group_numbers("groups", groups, d)
+    groups = checks.group_numbers("groups", groups, d)
     if groups is not None and estimator.schedule == "sequential":
         raise ValueError('schedule="sequential" changes one column at a time: leave out groups.')
     _warn_of_sweeps(estimator)
@@ -208,12 +187,12 @@ def _data(estimator, X, y, sample_weight):
     Of rows that are not in memory all count as different.
     """
     intercept, plain = estimator.fit_intercept, None
-    if isinstance(X, RowStatistics):
+    if isinstance(X, row_parts.RowStatistics):
         _check_scale_of(np.linalg.norm(X.root[:, -1:], axis=0) / np.sqrt(X.n_rows))
         estimator.n_features_in_ = len(X.mean) - 1
         vars(estimator).pop("feature_names_in_", None)
         stats, n_different = X, X.n_rows
-    elif is_unweighted_part_list(X, y, sample_weight):
+    elif checks.is_unweighted_part_list(X, y, sample_weight):
         stats = _statistics_of_user_parts(estimator, X)
         n_different = stats.n_rows
     else:
@@ -225,7 +204,7 @@ def _data(estimator, X, y, sample_weight):
             )
         rows = training.X
         n_different = _different_rows(rows)
-        stats = statistics_of_rows(rows, training.y, training.weight)
+        stats = row_parts.statistics_of_rows(rows, training.y, training.weight)
         if not intercept and not (sp.issparse(rows) and rows.shape[0] > 2 * rows.shape[1]):
             # taking means off and back costs digits
             plain = np.column_stack([dense_rows(rows), training.y])
@@ -237,42 +216,42 @@ def _data(estimator, X, y, sample_weight):
 
 def check_working_columns(estimator, X):
     """Raise a ValueError where columns X (n, d) kept a size of their own that is out of range."""
-    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
-    check_column_sizes(estimator, ColumnRanges.of_rows(X).sizes, *limits)
+    limits = checks.LARGEST_IN_UNITS, 1.0 / checks.LARGEST_IN_UNITS
+    checks.check_column_sizes(estimator, checks.ColumnRanges.of_rows(X).sizes, *limits)
 
 
 def _statistics_of_user_parts(estimator, parts):
     """Return the `RowStatistics` of a user's partitions, in part order."""
     with PartMap(parts, estimator.n_jobs, prefer="threads") as run:
-        facts = run(facts_of_part, range(len(run.parts)), False)
-        check_facts(estimator, facts)
+        facts = run(row_parts.facts_of_part, range(len(run.parts)), False)
+        row_parts.check_facts(estimator, facts)
         _check_scale_of(np.concatenate([f.labels for f in facts]))
         n = sum(f.n_rows for f in facts)
         if n < 2:
             raise ValueError(
                 f"all partitions together have n_samples={n}, a minimum of 2 is needed."
             )
-        return statistics_of_parts(run, facts)
+        return row_parts.statistics_of_parts(run, facts)
 
 
 def checked_rows(estimator, X, y, sample_weight):
     """Return the checked training data of rows in memory, of either estimator."""
-    training = validate_training(
+    training = checks.validate_training(
         estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=estimator._accept_sparse
     )
-    check_column_scales(estimator, training.X)
+    checks.check_column_scales(estimator, training.X)
     if not estimator.standardize:
-        warn_of_spreads(estimator, training.X)
+        checks.warn_of_spreads(estimator, training.X)
     return training
 
 
 def _check_scale_of(y):
     """Raise a ValueError that names y where its squares would over- or underflow."""
-    size = np.abs(y).max()
-    if size > LARGEST_ENTRY or 0 < size < 1.0 / LARGEST_ENTRY:
+    size, largest = np.abs(y).max(), checks.LARGEST_ENTRY
+    if size > largest or 0 < size < 1.0 / largest:
         raise ValueError(
             f"y has a largest absolute value of {size:.3g}, whose square overflows double "
-            f"precision: scale y to between {1.0 / LARGEST_ENTRY:g} and {LARGEST_ENTRY:g}."
+            f"precision: scale y to between {1.0 / largest:g} and {largest:g}."
         )
 
 
@@ -333,7 +312,7 @@ def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
 
     A ValueError names what cannot be that of any rows.
     """
-    check_number("n_samples", n_samples, 2, integer=True)
+    checks.check_number("n_samples", n_samples, 2, integer=True)
     XtX = check_array(XtX, dtype=np.float64, input_name="XtX")
     d = XtX.shape[1]
     known = {"Xty": (Xty, (d,)), "yty": (yty, ()), "y_mean": (y_mean, ())}
@@ -347,9 +326,9 @@ def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
     products = np.block([[XtX, np.reshape(Xty, (d, 1))], [np.reshape(Xty, (1, d)), yty]])
     mean = np.append(known["X_mean"][0], y_mean).astype(float)
     scatter = products - n_samples * np.outer(mean, mean)
-    values, directions = axes_of(scatter)
+    values, directions = row_parts.axes_of(scatter)
     if values[0] < _LEAST_EIGENVALUE or np.any(np.diagonal(scatter) < 0):
         raise ValueError("XtX, Xty, yty and the means of no rows: not positive semidefinite.")
     held = values > 10 * len(values) * np.finfo(float).eps
     root = np.sqrt(values[held])[:, None] * directions[held]
-    return RowStatistics(int(n_samples), float(n_samples), mean, root)
+    return row_parts.RowStatistics(int(n_samples), float(n_samples), mean, root)

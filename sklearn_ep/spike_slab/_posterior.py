@@ -20,6 +20,7 @@ from scipy.special import expit, gammaincinv, ndtr, ndtri
 from .._engine.gaussian import row_blocks
 from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._estimator.averaged import AveragedPosterior
+from .._estimator.summary import ends_of
 from ._linear_model import BLOCK_BYTES
 from ._plan import Standardisation, dense_blocks, dense_rows
 from ._sequential_draws import SequentialDraws
@@ -163,9 +164,9 @@ class SparseMixture:
 
     def coef_interval(self, level):
         """Return central intervals (d, 2) of the coefficients, [0, 0] where they are surely out."""
-        ends, tail = np.zeros((2, self.means.shape[1])), 0.5 - 0.5 * level
-        columns, tilted = self._tilted(tail)
-        ends[:, columns] = tilted_quantiles(self.weight, tilted, [tail, 1.0 - tail])
+        ends, levels = np.zeros((2, self.means.shape[1])), ends_of(level)
+        columns, tilted = self._tilted(levels[0])
+        ends[:, columns] = tilted_quantiles(self.weight, tilted, levels)
         return self.units.to_coef(ends).T
 
     def block(self, index):
@@ -222,7 +223,7 @@ class SparseMixture:
         place = (rng.permutation(N_NOISE * len(part)) + 0.5) / (N_NOISE * len(part))
         noise = sd[:, None] * ndtri(place).reshape(N_NOISE, -1, 1)
         sums = (signal + noise).reshape(-1, len(X))
-        ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
+        ends = np.quantile(sums, ends_of(level), axis=0)
         spread = sums.std(axis=0)
         ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
         return (mean + np.sqrt(var) * ends).T

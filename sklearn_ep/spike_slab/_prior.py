@@ -108,9 +108,8 @@ class SpikeSlab:
         """Return the derivatives (2,) of EP's log evidence in log slab variance and logit."""
         second = t.inclusion @ (t.slab_var + t.slab_mean**2) / self.slab_variance
         on = self.per_indicator(t.inclusion)
-        return np.array(
-            [0.5 * (second - t.inclusion.sum()), on.sum() - len(on) * expit(self.logit)]
-        )
+        slab, inclusion = 0.5 * (second - t.inclusion.sum()), len(on) * expit(self.logit)
+        return np.array([slab, on.sum() - inclusion])
 
     def matched(self, mean: np.ndarray, var: np.ndarray) -> MatchedCavity:
         """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.

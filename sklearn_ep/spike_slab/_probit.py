@@ -34,13 +34,7 @@ from ._energy import EPEnergy, descend
 from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import LinearModel
-from ._plan import (
-    DEFAULT_SEED,
-    Standardisation,
-    check_working_columns,
-    checked_rows,
-    dense_rows,
-)
+from ._plan import DEFAULT_SEED, Standardisation, check_working_columns, checked_rows, dense_rows
 from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._prior import SpikeSlab
 from ._runs import Nearest, proper_state

@@ -339,8 +339,6 @@ class SpikeSlabRegressor(
         found = chain_attributes(plan, monitor) if plan.by_chains else None
         if found is None:
             found = ep_attributes(plan, monitor)
-        for name in {"site_precision_", "site_shift_"} & vars(self).keys():
-            delattr(self, name)  # a fit by chains has none
         keep(self, found, monitor, is_single(X))
         if not self.converged_:
             (warn_not_mixed if self.algorithm_used_ == "chains" else warn_not_converged)(self)

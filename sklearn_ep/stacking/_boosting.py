@@ -89,9 +89,8 @@ class CrossFittedBoosting(TreeEnsemble):
             max_leaf_nodes=self.max_leaf_nodes, max_features=self.tried, random_state=rng
         )
         target, weight = slope / mean[:, None], data.times * mean
-        tree = grower.fit(
-            ranks[bag], target[bag], sample_weight=weight[bag], check_input=False
-        ).tree_
+        grower.fit(ranks[bag], target[bag], sample_weight=weight[bag], check_input=False)
+        tree = grower.tree_
         leaf = tree.apply(ranks)
         inside_leaf = np.zeros((tree.node_count, n))
         inside_leaf[leaf, np.arange(n)] = inside * data.times

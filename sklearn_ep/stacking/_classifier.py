@@ -375,9 +375,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             Columns in the order of `classes_`.
         """
         check_is_fitted(self)
-        return log_mixture(
-            self.weights_, np.array([p.predict_log_proba(X) for p in self.estimators_])
-        )
+        log_p = np.array([part.predict_log_proba(X) for part in self.estimators_])
+        return log_mixture(self.weights_, log_p)
 
     def predict_proba_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Intervals of the class probabilities: the weighted mean of those of the parts.

@@ -9,13 +9,8 @@ from scipy.optimize import minimize
 
 from sklearn_ep._engine.gaussian import Moments, Natural, natural
 from sklearn_ep.datasets import make_hierarchical_logistic
-from sklearn_ep.hierarchical.partitions.draws import (
-    draws_of,
-    log_factor,
-    marginal_log_likelihood,
-    normalised,
-)
-from sklearn_ep.hierarchical.partitions.part import arrow_rows
+from sklearn_ep.hierarchical.partitions.draws import draws_of, marginal_log_likelihood, normalised
+from sklearn_ep.hierarchical.partitions.part import arrow_rows, log_factor
 
 TITLE = "Hierarchical EP (Gelman and others, 2014)"
 ABOUT = """

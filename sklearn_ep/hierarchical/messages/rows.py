@@ -213,12 +213,6 @@ def _total(variances):
     return sum(v for v in variances if v is not None)
 
 
-def _sent(t, variances):
-    """Return the messages of rows with sites of precision t and these variances of levels."""
-    total = _total(variances)
-    return [None if v is None else t / (1.0 + t * (total - v)) for v in variances]
-
-
 def start(rows, state, leaves):
     """Step: start from weak sites that lean to the labels; leaves are factors that get messages."""
     sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
@@ -228,8 +222,10 @@ def start(rows, state, leaves):
 
 def send(rows, state, totals):
     """Step: send messages at total precisions (L_f,) of the levels, None for those without."""
-    variances = _inverse_cavities(rows, state.messages, totals)
-    return state._replace(messages=_sent(state.sites.precision, variances))
+    variances, t = _inverse_cavities(rows, state.messages, totals), state.sites.precision
+    total = _total(variances)
+    messages = [None if v is None else t / (1.0 + t * (total - v)) for v in variances]
+    return state._replace(messages=messages)
 
 
 def linearise(rows, state, totals):

@@ -118,12 +118,6 @@ def draws_of(proposal, n_draws, rng):
     return proposal.mean + np.vstack([half, -half])[:n_draws] @ lower.T
 
 
-def log_factor(cavity, phi):
-    """Return the log of the normalised cavity at draws (S, P), without its constant (2 pi)."""
-    square = np.einsum("sp,pr,sr->s", phi, cavity.precision, phi)
-    return phi @ cavity.shift - 0.5 * square - gaussian.log_partition(cavity)
-
-
 def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
     """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
@@ -155,11 +149,10 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
             # of 6 to 8 groups. Further doublings moved nothing on sixteen sets.
             n_draws = (2 if state.n_fresh else 1) * settings.n_draws
             phi = draws_of(site.moments, n_draws, rng)
-            base = log_factor(gaussian.natural(site.moments), phi) - marginal_log_likelihood(
-                rows, phi, q
-            )
+            base = part.log_factor(gaussian.natural(site.moments), phi)
+            base -= marginal_log_likelihood(rows, phi, q)
             state = DrawState(site.state, state.site, state.n_fresh + 1, site.moments, phi, base)
-        log_weight = log_factor(cavity, state.phi) - state.base
+        log_weight = part.log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
         # as many effective ones as fresh draws have to be
         enough = share * len(weight) > settings.min_share * settings.n_draws
@@ -316,13 +309,13 @@ def _fresh(rows, cavity, state, q, settings):
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
     phi, score = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
-    known = site.moments, phi, log_factor(cavity, phi), 0.0, score
+    known = site.moments, phi, part.log_factor(cavity, phi), 0.0, score
     new = DrawState(site.state, state.site, state.n_fresh + 1, *known)
     found = _moments_by_scores(new, np.full(len(phi), 1.0 / len(phi)), cavity)
     # log Z by importance sampling from the Gaussian that the chain found
     phi = draws_of(found, settings.n_draws, np.random.default_rng(stream))
-    log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
-    log_weight -= log_factor(gaussian.natural(found), phi)
+    log_weight = marginal_log_likelihood(rows, phi, q) + part.log_factor(cavity, phi)
+    log_weight -= part.log_factor(gaussian.natural(found), phi)
     return new._replace(log_z=float(logsumexp(log_weight) - np.log(settings.n_draws)))
 
 
@@ -336,7 +329,7 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     Draws made for an earlier cavity are weighted by the new one over the old one, until too few
     stay effective.
     """
-    log_weight = None if state.phi is None else log_factor(cavity, state.phi) - state.base
+    log_weight = None if state.phi is None else part.log_factor(cavity, state.phi) - state.base
     if log_weight is None or normalised(log_weight)[1] <= settings.min_share:
         state = _fresh(rows, cavity, state, q, settings)
         log_weight = np.zeros(settings.n_draws)

@@ -174,9 +174,8 @@ class PartsGivenTheta:
             parts = self.answers(theta, cavities, rows)
             rows = [p.sites for p in parts]
             moments = [Moments(p.mean[0], p.root[0].T @ p.root[0]) for p in parts]
-            return [
-                part.TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)
-            ]
+            pairs = zip(parts, moments, strict=True)
+            return [part.TiltedSite(p.log_z[0], m, None) for p, m in pairs]
 
         options = dict(max_iter=max_rounds - 1, tol=tol, accelerate=False)
         found = propagate(tilted, self.prior, start, **options)[0]
@@ -192,10 +191,8 @@ class PartsGivenTheta:
         """Return the `LocalPart` of the named groups, in the order of their labels."""
         order = np.argsort(np.concatenate([own[0] for own in self.where]), kind="stable")
         named = order[: len(self.places.order)]
-        lower, offset, gain = (
-            np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
-        )
-        return LocalPart.of_columns(lower, offset, gain)
+        joined = (np.concatenate(a, axis=1)[0] for a in zip(*blocks, strict=True))
+        return LocalPart.of_columns(*(a[named] for a in joined))
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""

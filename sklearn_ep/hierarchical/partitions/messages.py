@@ -160,16 +160,7 @@ class Sweeps:
 
 
 def propagate(
-    tilted,
-    prior,
-    start,
-    *,
-    max_iter,
-    tol,
-    damping=1.0,
-    stream=None,
-    accelerate=True,
-    monitor=SILENT,
+    tilted, prior, start, max_iter, tol, damping=1.0, stream=None, accelerate=True, monitor=SILENT
 ):
     """Find the fixed point of the site messages.
 
@@ -187,17 +178,10 @@ def propagate(
     """
     trace = Trace(monitor)
     sweeps = Sweeps(tilted, prior, stream, damping, trace)
-    result = iterate(
-        sweeps.evaluate,
-        pack(start),
-        max_iter=max_iter,
-        tol=tol,
-        damping=damping,
-        acceleration=Anderson(2, damping) if accelerate and stream is None else None,
-        give_up_after=max_iter,
-        repair=sweeps.repair,
-        monitor=sweeps,
-    )
+    limits: Any = dict(max_iter=max_iter, tol=tol, damping=damping, give_up_after=max_iter)
+    acceleration = Anderson(2, damping) if accelerate and stream is None else None
+    steps: Any = dict(acceleration=acceleration, repair=sweeps.repair, monitor=sweeps)
+    result = iterate(sweeps.evaluate, pack(start), **limits, **steps)
     if result.reason == "asked" and not trace.asked:  # at the border of the proper set
         result = replace(result, reason="max_iter" if trace.n_iter == max_iter else "stuck")
     return result, (sweeps.n_skipped, sweeps.n_cut)

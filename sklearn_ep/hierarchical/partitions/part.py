@@ -200,6 +200,12 @@ class SiteState(NamedTuple):
     spread: np.ndarray
 
 
+def log_factor(cavity, points):
+    """Return the log of the normalised cavity at points (S, P), without its constant (2 pi)."""
+    square = np.einsum("sp,pr,sr->s", points, cavity.precision, points)
+    return points @ cavity.shift - 0.5 * square - gaussian.log_partition(cavity)
+
+
 class TiltedSite(NamedTuple):
     """log Z, moments of (beta, theta), or of beta, and the state for the next sweep."""
 
@@ -282,7 +288,6 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     t = len(placement.mean)
     d = len(cavity.shift) - t
     marginal, block = cavity_of_theta(cavity, d)
-    mass = gaussian.log_partition(marginal)
     x, log_rule = node_rule(t, bool(np.all(placement.cov[-1:, -1:] < _NARROW**2)))
     for _ in range(_MOST_MOVES):
         lower, _ = gaussian.jittered_cholesky(placement.cov, 0.0)
@@ -293,16 +298,13 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
         scale = _scales.factor(theta, q)
         posterior = conditional_ep(rows, scale, block[None], shift, sites, **options)
         sites = posterior.sites
-        log_cavity = theta @ marginal.shift - mass
-        log_cavity -= 0.5 * np.einsum("mi,ij,mj->m", theta, marginal.precision, theta)
         log_proposal = -0.5 * np.sum(x**2, 1) - np.sum(np.log(np.diagonal(lower)))
-        log_weight = log_rule + log_cavity - log_proposal + posterior.log_z
+        log_weight = log_rule + log_factor(marginal, theta) - log_proposal + posterior.log_z
         log_z, moments = _mixture(log_weight, theta, posterior)
         if t == 0:
             break
-        placement, missed = _relocated(
-            placement, gaussian.Moments(moments.mean[d:], moments.cov[d:, d:])
-        )
+        of_theta = gaussian.Moments(moments.mean[d:], moments.cov[d:, d:])
+        placement, missed = _relocated(placement, of_theta)
         if not missed:
             break
     return TiltedSite(log_z, moments, SiteState(sites, placement.mean, placement.cov))
