@@ -10,30 +10,15 @@ from numpy.typing import ArrayLike
 from scipy.special import log_softmax, logit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import (
-    RBF,
-    CompoundKernel,
-    ConstantKernel,
-    DotProduct,
-    Kernel,
-)
+from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, DotProduct, Kernel
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import (
-    MOST_WEIGHTS,
-    class_left_out,
-    class_log_weights,
-)
+from .._engine.class_sites import MOST_WEIGHTS, class_left_out, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import average_of, log_weights_without, mixture_covariance
-from .._engine.left_out import (
-    CavityRows,
-    LogPrior,
-    calibrated,
-    class_moments,
-)
+from .._engine.left_out import CavityRows, LogPrior, calibrated, class_moments
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.rows import find_copies, minibatches, row_keys, taken_copies
@@ -386,11 +371,11 @@ class GPFit(NamedTuple):
 
     def of_rows(self, values):
         """Return values (.., m) of rows of the fit for all rows (.., n), those of their copies."""
-        return values if self.copies is None else values[..., self.copies.group]
+        return values if self.copies is None else self.copies.of_rows(values)
 
     def shared(self, values):
         """Return the same where values are of all copies together, of which each has its share."""
-        return values if self.copies is None else self.of_rows(values) * self.copies.share
+        return values if self.copies is None else self.copies.shared(values)
 
 
 def takes_temper(estimator):

@@ -13,11 +13,7 @@ from scipy.special import gammaln
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
-from .._engine.class_sites import (
-    JointEP,
-    class_update,
-    empty_sites,
-)
+from .._engine.class_sites import JointEP, class_update, empty_sites
 from .._engine.contracts import WholeEP
 from .._engine.hyper import Accuracy
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS

@@ -25,13 +25,7 @@ from .._engine.gaussian import (
     row_blocks,
     triangular_gram,
 )
-from ._kernels import (
-    SingleCross,
-    StationaryCross,
-    contract,
-    covariances,
-    cross_covariance,
-)
+from ._kernels import SingleCross, StationaryCross, contract, covariances, cross_covariance
 
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
 

@@ -47,13 +47,7 @@ from .inducing.rows import check_part_list, described, first_points, labels_and_
 from .label_errors.classes import ClassLabels
 from .label_errors.fit import fit_label_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors
-from .label_errors.problem import (
-    RATE_COUNTS,
-    BinaryLabels,
-    ErrorAveraging,
-    LabelErrorPlan,
-    Setting,
-)
+from .label_errors.problem import RATE_COUNTS, BinaryLabels, ErrorAveraging, LabelErrorPlan, Setting
 
 
 class ErrorDefaults(NamedTuple):

@@ -23,13 +23,7 @@ from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import PassRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
-from .rows import (
-    Units,
-    choose_inducing_points,
-    describe,
-    first_points,
-    standard_keys,
-)
+from .rows import Units, choose_inducing_points, describe, first_points, standard_keys
 from .values import InducingPrior, grown, rebase
 
 

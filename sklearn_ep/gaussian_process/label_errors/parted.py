@@ -28,14 +28,7 @@ from ..inducing.rows import PartitionedRows, copies_left_out_of_parts, dense_cop
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import LabelErrorPlan, Slopes
-from .rules import (
-    LabelErrorStep,
-    OfNoise,
-    Relaxed,
-    noisy_cavity,
-    noisy_marginals,
-    through_noise,
-)
+from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_cavity, noisy_marginals, through_noise
 
 
 class RowLabels(NamedTuple):
