@@ -458,7 +458,8 @@ class RegressionPosterior:
 class RegressionPlan:
     """Everything that a fit needs besides the fixed-point map.
 
-    `rows` are those in memory, or None; `statistics` those of rows with exact variances, or None.
+    `rows` are those in memory, copies as one, or None; `statistics` those of rows with exact
+    variances, or None.
     """
 
     loop: RegressionLoop
@@ -583,6 +584,7 @@ def rows_of_parts(estimator, parts):
 
 def plan_regression(estimator, rows, statistics=None):
     """Return the `RegressionPlan` of checked parameters and `Rows`, or `RowStatistics` alone."""
+    rows = None if rows is None else _merged_copies(rows)
     d = len(statistics.mean) - 1 if rows is None else rows.X.shape[1]
     C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
     noise = None if estimator.noise_variance == "auto" else float(estimator.noise_variance)
@@ -591,7 +593,7 @@ def plan_regression(estimator, rows, statistics=None):
         flat = not any((noise is not None, C is not None, operator))
     exact = takes_exact(estimator, d, not operator)
     if exact and statistics is None:
-        statistics = statistics_of_rows(*_merged_copies(rows))
+        statistics = statistics_of_rows(*rows)
     design, y, centre = _design_of(rows, statistics, C, flat)
     prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)
@@ -629,7 +631,7 @@ def _design_of(rows, statistics, C, flat):
         root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
         centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
         return StackedDesign(root[:, :-1], C), root[:, -1], centre
-    X, y, weight = _merged_copies(rows)
+    X, y, weight = rows
     root, total, offset = np.sqrt(weight), float(weight.sum()), None
     centre = Centre(np.asarray(X.T @ weight) / total, float(weight @ y) / total, total)
     if flat:

@@ -136,6 +136,16 @@ def test_a_prior_operator_goes_with_batches_and_partitions():
     check_same(stream.partial_fit(X[9:], y[9:]), whole, X)
 
 
+def test_copies_of_small_weights_are_one_row_where_it_is_left_out():
+    """A row of weight below one goes as a whole, with whatever copies share its weight."""
+    X, y = data(60)
+    X = np.hstack([X, np.eye(60)[:, :30]])
+    whole = make("default").fit(X, y, np.full(60, 0.5))
+    halves = make("default").fit(np.vstack([X, X]), np.r_[y, y], np.full(120, 0.25))
+    check_same(whole, halves, X)
+    assert whole.temper_ == pytest.approx(halves.temper_, rel=1e-6) and whole.temper_ != 1.0
+
+
 @pytest.mark.parametrize("n", [60, 1100])
 def test_columns_of_one_row_are_weighed_and_parted_like_others(n):
     X, y = data(n)
