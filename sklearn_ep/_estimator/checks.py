@@ -249,7 +249,8 @@ def warn_of_narrow_prior(estimator, X, weight, sd):
     """
     with np.errstate(over="ignore"):  # where squares are beyond double precision nothing is narrow
         squares = weight @ (X - np.average(X, axis=0, weights=weight)) ** 2
-    held = np.flatnonzero((squares > 0) & (0.25 * squares * sd**2 < 1.0))
+    varies = np.ptp(X[weight > 0], axis=0) > 0  # squares of one value are those of rounding
+    held = np.flatnonzero(varies & (0.25 * squares * sd**2 < 1.0))
     if len(held):
         j = int(held[np.argmin(squares[held])])
         warnings.warn(

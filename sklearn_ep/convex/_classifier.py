@@ -107,7 +107,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     n_evidence_probes : int, default=8
         Random probes of the log determinant in `log_evidence_` where variances are sampled, at
         least 2 for its standard error; each costs some 24 products with X. 0 saves them, and the
-        evidence is nan.
+        evidence is nan. Whatever is learned does not depend on them.
     solver : {"auto", "primal", "dual", "cg"}, default="auto"
         How systems are solved with exact variances: by a Cholesky factor of a matrix of the columns
         or of the rows. "auto" and "cg" take the cheaper one: that of the rows where columns

@@ -5,7 +5,7 @@ oscillates under wide priors; expectation propagation needs one integral a row a
 
 MacKay's update of the factor of all prior variances is for sites that stay. Those of several
 classes move with the prior, which is worth nats a unit of the log factor where rows and classes are
-many: the update says where to begin, and leads on where there is no evidence to compare.
+many: the update says where to begin, and then evidences are compared.
 """
 
 import copy
@@ -29,7 +29,7 @@ from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
 from ._problem import Problem, evidence_probes, of_all_rows, rows_and_prior, single_node
-from ._systems import with_ones
+from ._systems import rademacher, with_ones
 
 
 class ClassSpread:
@@ -141,10 +141,12 @@ class JointWeightPosterior(LinearPosterior):
 class JointProblem(Problem):
     """The `Problem` of all classes; rows are merged, and only that of exact variances starts warm.
 
-    `noise` are random numbers of the weights (q K, k) and of the rows (n, K, k).
+    `noise` are random numbers of the weights (q K, k) and of the rows (n, K, k), and `scale_probes`
+    (q K, 2) those of a log determinant: enough for differences, by which scales are compared.
     """
 
     n_classes: int = 0
+    scale_probes: Any = None
 
     def posterior(self, payload):
         """Return what predicts as if the fit ended with this payload."""
@@ -172,6 +174,7 @@ def joint_problem(estimator, training, how):
     if sampled:
         k, rng = estimator.n_variance_samples, check_random_state(estimator.random_state)
         problem.noise = rng.standard_normal((q * K, k)), rng.standard_normal((n, K, k))
+        problem.scale_probes = rademacher(q * K, 2, rng)
         problem.evidence_probes = evidence_probes(estimator, q * K, rng)
     return problem
 
@@ -285,7 +288,7 @@ _FACTOR = _FactorSearch()
 
 
 class FactorAt(NamedTuple):
-    """A log factor, log evidence times prior there or nan, and MacKay's step of it."""
+    """A log factor, log evidence times prior there, and MacKay's step of it."""
 
     at: float
     evidence: float
@@ -355,9 +358,7 @@ def best_log_factor(of_scale, place):
             at = 0.5 * (at + max(places, key=lambda place: place.evidence).at)
         else:
             places.append(here)
-            if not np.isfinite(here.evidence):
-                at = float(np.clip(at + here.step, *bounds))
-            elif len(places) > 1:
+            if len(places) > 1:
                 at, gain = _next(places, bounds)
                 if gain <= _FACTOR.little:
                     break

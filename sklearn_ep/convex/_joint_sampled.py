@@ -290,7 +290,7 @@ class SampledJoint:
 
     def evidence(self):
         """Return EP's log evidence and its standard error by the probes of a log determinant."""
-        log_ratio, error = self._log_ratio()
+        log_ratio, error = self._log_ratio(self.problem.evidence_probes)
         return self.result.evaluation.record["log_evidence"] + log_ratio, error
 
     def bound(self, spread):
@@ -309,16 +309,14 @@ class SampledJoint:
                 log_proba += log_softmax(latent, axis=1)[rows, self.y] / (2.0 * noise.shape[2])
         squares = float(state.system.diagonal @ state.coef[:, 0] ** 2)
         explained = 0.5 * (spread.dof - squares)
-        return float(self.weight @ log_proba) + explained + self._log_ratio(2)[0]
+        log_ratio, _ = self._log_ratio(self.problem.scale_probes)
+        return float(self.weight @ log_proba) + explained + log_ratio
 
-    def _log_ratio(self, most=None):
-        """Return half the log of prior over posterior determinants, and its standard error.
-
-        By all probes or by so many, which are enough for differences.
-        """
-        probes, system = self.problem.evidence_probes, self.state.system
+    def _log_ratio(self, probes):
+        """Return half the log of prior over posterior determinants, and its standard error."""
         if probes is None:
             return np.nan, 0.0
+        system = self.state.system
         of_system = system.times, system.preconditioner
-        log_det, error = _systems.log_determinant(*of_system, probes[:, :most])
+        log_det, error = _systems.log_determinant(*of_system, probes)
         return 0.5 * (float(np.sum(np.log(system.diagonal))) - log_det), 0.5 * error

@@ -39,6 +39,9 @@ class _Measured(NamedTuple):
     """Numbers of the loop, and what was seen with others."""
 
     exact: int = 2000  # coefficients for which "auto" factorises a matrix at every step
+    # Rows for a column up to which that is a matrix of the rows: 100 rows of 1900 columns take 1.1
+    # CPU s in place of 50, 400 of 1000 take 1.9 in place of 2.5, and 700 of 1000 gain nothing.
+    dual: float = 0.5
     # Relative residuals of the solves for the mean and for samples. The mean needs it: at 1e-2 it
     # is more than a posterior deviation off where A is badly conditioned, as in images.
     mean_rtol: float = 1e-5
@@ -216,9 +219,18 @@ class RegressionLoop:
         noise = float(np.exp(x[m])) if self.noise is None else self.noise
         return np.exp(x[:m]), noise, in_log_scales(self.prior, x[m:])
 
+    @cached_property
+    def _few_rows(self):
+        """The `Design` of rows that are so few that a matrix of them is factorised, or None."""
+        (n, d), independent = self.design.X.shape, self.design.C is None
+        return _systems.Design(self.design.X, False) if independent and n <= _BY.dual * d else None
+
     def _system(self, noise, precision):
         """Return the system of A, and the weight of each row of [X; C] in it."""
         weight = np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
+        if self.exact and self._few_rows is not None:
+            of_rows = weight[: self.design.n_rows]
+            return _systems.DualSystem(self._few_rows, precision, of_rows), weight
         if self.exact:
             return _systems.PrimalSystem.of(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
@@ -234,17 +246,26 @@ class RegressionLoop:
             # the local bound's precision majorises the curvature of the site's own loss
             local = self.prior.site.precision(np.maximum(z + s * s, TINY) / scale**2) / scale**2
             pi = np.maximum(f.precision, local)
-            below = pi * s - f.slope
-            right = self.Xy / noise
-            right = right + (below if self.design.C is None else self.design.C.T @ below)
-            system, weight = self._system(noise, pi)
-            u = system.solve(right, *(() if self.exact else (_BY.mean_rtol, self.u)))
+            u, weight = self._least(pi * s - f.slope, noise, pi)
             new = self.design.dot(u)
             moved = float(weight @ (new - Bu) ** 2)
             self.u, Bu = u, new
             if moved <= (1e-3 * min(self.tol, 1e-2)) ** 2 * len(u):
                 break
         return Bu
+
+    def _least(self, below, noise, precision):
+        """Return the coefficients of least squares for sites of the prior, and their weights.
+
+        The sites are N(below / precision, 1 / precision) of the rows of C.
+        """
+        system, weight = self._system(noise, precision)
+        if isinstance(system, _systems.DualSystem):
+            centres = below / precision
+            return centres + system.solve_rows(self.y - self.design.X @ centres), weight
+        right = self.Xy / noise
+        right = right + (below if self.design.C is None else self.design.C.T @ below)
+        return system.solve(right, *(() if self.exact else (_BY.mean_rtol, self.u))), weight
 
     def evaluate(self, x):
         """Map log variances to their `Evaluation`; the payload is a `RegressionStep`."""
@@ -443,7 +464,8 @@ class RegressionPosterior:
 class RegressionPlan:
     """Everything that a fit needs besides the fixed-point map.
 
-    `rows` are those in memory, or None; `statistics` those of rows with exact variances, or None.
+    `rows` are those in memory, copies as one, or None; `statistics` those of rows with exact
+    variances, or None.
     """
 
     loop: RegressionLoop
@@ -460,7 +482,10 @@ class RegressionPlan:
             temper, told = self._temper(step) if calibrated else (1.0, 0.0)
             freedom = max(freedom, told)
         about = step.noise, loop.exact, self.centre, temper, freedom, step.dof / len(step.u)
-        return RegressionPosterior(step.u, step.variances, *about)
+        spread = step.variances
+        if isinstance(spread, _systems.DualSystem):  # it has no factor of the covariance
+            spread = _systems.PrimalSystem.of(loop.design.gram(step.weight))
+        return RegressionPosterior(step.u, spread, *about)
 
     def _temper(self, step):
         """Return the factor of a learned noise variance that leave-one-out predictions ask for.
@@ -568,6 +593,7 @@ def rows_of_parts(estimator, parts):
 
 def plan_regression(estimator, rows, statistics=None):
     """Return the `RegressionPlan` of checked parameters and `Rows`, or `RowStatistics` alone."""
+    rows = None if rows is None else _merged_copies(rows)
     d = len(statistics.mean) - 1 if rows is None else rows.X.shape[1]
     C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
     noise = None if estimator.noise_variance == "auto" else float(estimator.noise_variance)
@@ -576,7 +602,7 @@ def plan_regression(estimator, rows, statistics=None):
         flat = not any((noise is not None, C is not None, operator))
     exact = takes_exact(estimator, d, not operator)
     if exact and statistics is None:
-        statistics = row_parts.statistics_of_rows(*_merged_copies(rows))
+        statistics = row_parts.statistics_of_rows(*rows)
     design, y, centre = _design_of(rows, statistics, C, flat)
     prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)
@@ -614,7 +640,7 @@ def _design_of(rows, statistics, C, flat):
         root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
         centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
         return StackedDesign(root[:, :-1], C), root[:, -1], centre
-    X, y, weight = _merged_copies(rows)
+    X, y, weight = rows
     root, total, offset = np.sqrt(weight), float(weight.sum()), None
     centre = Centre(np.asarray(X.T @ weight) / total, float(weight @ y) / total, total)
     if flat:

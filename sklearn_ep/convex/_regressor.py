@@ -48,8 +48,9 @@ class ConvexVariationalRegressor(
         matrices, unless `noise_variance` is a number or there is a `prior_operator`: then y = X u +
         noise is taken to be the measurement in full, as it is for operators.
     variance : {"auto", "exact", "monte_carlo"}, default="auto"
-        "exact" factorises a d x d matrix at every step, "monte_carlo" estimates variances by
-        samples, drawn with products alone. "auto" is "exact" for matrices of up to 2000 columns.
+        "exact" factorises a matrix of columns, or of fewer rows, at every step, "monte_carlo"
+        estimates variances by samples, drawn with products alone. "auto" is "exact" for matrices of
+        up to 2000 columns.
     n_variance_samples : int, default=16
         Samples of "monte_carlo"; their relative error is sqrt(2 / n_variance_samples).
     learn_prior : bool or "auto", default="auto"
@@ -112,9 +113,11 @@ class ConvexVariationalRegressor(
     a prior that counts as a hundredth of a row then keeps the noise variance at about a millionth
     of the mean square of y.
 
-    Cost with exact variances O(n d^2 + d^3) a weighted least-squares step, of which there are one
-    to thirty an outer step. Otherwise some hundreds to thousands of products with X and C, most of
-    them in blocks of `n_variance_samples` columns, and memory for 4 (n + m + d) k numbers.
+    Cost with exact variances O(n d^2) once and O(d^3) a weighted least-squares step, of which there
+    are one to thirty an outer step. With no `prior_operator` and up to half as many rows as columns
+    a step is O(n^2 d), and O(d^3) is once. Otherwise some hundreds to thousands of products with X
+    and C, most of them in blocks of `n_variance_samples` columns, and memory for 4 (n + m + d) k
+    numbers.
 
     The local bound, which every prior has, understates standard deviations by 2 to 36 %;
     ``LaplaceSite(bound="kl")`` by a few per cent at most. Priors that are not log-concave

@@ -344,6 +344,11 @@ class DualSystem:
         inner = cho_solve((self.lower, True), rows, check_finite=False)
         return prior - self.prior.solve(self.design.tdot((self.root * inner.T).T))
 
+    def solve_rows(self, rows):
+        """Return A^-1 B' diag(pi) rows for a vector, to all digits however large pi is."""
+        inner = cho_solve((self.lower, True), self.root * rows, check_finite=False)
+        return self.prior.solve(self.design.tdot(self.root * inner))
+
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
         half = gaussian.triangular_inverse(self.lower)
@@ -369,19 +374,21 @@ class DualSystem:
 
     def coefficient_variance(self):
         """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
-        inner = gaussian.inverse_from_cholesky(self.lower)
-        inner *= self.root[:, None]
-        inner *= self.root
-        B = self.design.B
-        out = np.empty(B.shape[1])
-        columns = B.tocsc() if sp.issparse(B) else B
+        B, out = self.design.B, np.empty(self.design.shape[1])
+        sparse = sp.issparse(B)
+        if sparse:
+            columns, inner = B.tocsc(), gaussian.inverse_from_cholesky(self.lower)
+            inner *= self.root[:, None]
+            inner *= self.root
+        else:  # squares keep the digits that the inverse loses where weights are large
+            columns, half = B, gaussian.triangular_inverse(self.lower) * self.root
         for cols in gaussian.row_blocks(B.shape[1], B.shape[0]):
             block = columns[:, cols]
-            if sp.issparse(B):
+            if sparse:
                 product = (block.T @ inner).T
                 out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
             else:
-                out[cols] = np.einsum("ij,ij->j", block, inner @ block)
+                out[cols] = np.sum((half @ block) ** 2, axis=0)
         prior = self.prior.coefficient_variance()
         return gaussian.positive_variance(prior - prior**2 * out, prior)
 

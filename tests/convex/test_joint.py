@@ -406,6 +406,16 @@ def test_many_sparse_columns_keep_the_prior_variance_where_predictions_are_good(
     assert learned < min(loss(v)[0] for v in (10.0, 100.0)) + 0.02
 
 
+def test_the_learned_prior_variance_does_not_depend_on_probes_of_the_evidence():
+    """Scales are compared by evidences of their own, whether or not that of the fit is asked."""
+    X, y = load_iris(return_X_y=True)
+    kw = dict(multi_class="joint", variance="calibrated", random_state=0)
+    models = [ConvexVariationalLogistic(n_evidence_probes=k, **kw).fit(X, y) for k in (0, 8)]
+    assert models[0].prior_variance_ == models[1].prior_variance_
+    np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
+    assert np.isnan(models[0].log_evidence_)
+
+
 def test_too_many_rows_and_classes_for_a_joint_fit_are_told(monkeypatch):
     monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_PAIRS", 1000)
     X = np.random.default_rng(0).normal(size=(60, 2))

@@ -10,7 +10,8 @@ from scipy.sparse.linalg import aslinearoperator
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalRegressor
-from sklearn_ep.sites import LaplaceSite, StudentTSite
+from sklearn_ep.convex import _regression as regression
+from sklearn_ep.sites import HorseshoeSite, LaplaceSite, StudentTSite
 
 SETTINGS = {
     "default": {},
@@ -136,6 +137,16 @@ def test_a_prior_operator_goes_with_batches_and_partitions():
     check_same(stream.partial_fit(X[9:], y[9:]), whole, X)
 
 
+def test_copies_of_small_weights_are_one_row_where_it_is_left_out():
+    """A row of weight below one goes as a whole, with whatever copies share its weight."""
+    X, y = data(60)
+    X = np.hstack([X, np.eye(60)[:, :30]])
+    whole = make("default").fit(X, y, np.full(60, 0.5))
+    halves = make("default").fit(np.vstack([X, X]), np.r_[y, y], np.full(120, 0.25))
+    check_same(whole, halves, X)
+    assert whole.temper_ == pytest.approx(halves.temper_, rel=1e-6) and whole.temper_ != 1.0
+
+
 @pytest.mark.parametrize("n", [60, 1100])
 def test_columns_of_one_row_are_weighed_and_parted_like_others(n):
     X, y = data(n)
@@ -170,3 +181,20 @@ def test_what_rows_are_refused():
         sampled = make("sampled").fit(X, y)
     with pytest.raises(ValueError, match="sampled variances"):
         sampled.set_params(variance="auto").partial_fit(X, y)
+
+
+@pytest.mark.parametrize("prior", [None, StudentTSite(3.0, 0.1), HorseshoeSite(0.1)])
+def test_few_rows_take_a_matrix_of_rows_at_every_step(prior, monkeypatch):
+    """The answers are those by a matrix of the columns, which is made once for the posterior."""
+    X, y = data(30, 80)
+    system, made = regression._systems.PrimalSystem, []
+    make_system = system.of
+    monkeypatch.setattr(system, "of", lambda A: made.append(0) or make_system(A))
+    few = ConvexVariationalRegressor(prior, max_iter=200, tol=1e-5).fit(X, y)
+    assert len(made) == 1
+    monkeypatch.setattr(regression, "_BY", regression._BY._replace(dual=0.0))
+    whole = ConvexVariationalRegressor(prior, max_iter=200, tol=1e-5).fit(X, y)
+    assert len(made) > 5
+    check_same(few, whole, X, 1e-5)
+    np.testing.assert_allclose(few.coef_std_, whole.coef_std_, rtol=1e-4)
+    np.testing.assert_allclose(few.sample_posterior(3, 0), whole.sample_posterior(3, 0), atol=1e-5)

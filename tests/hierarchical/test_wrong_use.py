@@ -1,5 +1,7 @@
 """What a user gets wrong is named: in an error, or in a warning where the model makes sense."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -146,6 +148,17 @@ def test_columns_in_other_units_than_the_prior():
     est.set_params(prior_scale=[2.5e8, 1.25e8]).fit(small, Y)
     # the order in which rows of a small group are taken in depends on their entries
     np.testing.assert_allclose(est.predict_proba(small), there, atol=5e-3)
+
+
+def test_a_column_of_one_value_is_not_told_to_be_narrow():
+    """Its mean differs from 0.1 by rounding, and no unit would make it vary."""
+    weight = np.r_[np.ones(len(Y)), 0.0]
+    rows = np.column_stack([X[:, 0], np.full(len(Y), 0.1), DISTRICT])
+    rows = np.vstack([rows, [0.0, 5.0, DISTRICT[0]]])
+    est = HierarchicalEPLogistic(2, hyperparameters="mode")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        est.fit(rows, np.append(Y, Y[0]), sample_weight=weight)
 
 
 @pytest.mark.parametrize("by_group", [False, True])
