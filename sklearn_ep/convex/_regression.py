@@ -137,6 +137,12 @@ class StackedDesign:
         """X' X, of rows without an offset."""
         return self.X.T @ self.X
 
+    @cached_property
+    def few_rows(self):
+        """The `Design` of rows that are so few that a matrix of them is factorised, or None."""
+        few = self.C is None and self.n_rows <= _BY.dual * self.shape[1]
+        return _systems.Design(self.X, False) if few else None
+
     def gram(self, weight):
         """Return B' diag(weight) B as a matrix (n, n); rows of X weigh the same."""
         A, below = weight[0] * self.inner, weight[self.n_rows :]
@@ -219,18 +225,12 @@ class RegressionLoop:
         noise = float(np.exp(x[m])) if self.noise is None else self.noise
         return np.exp(x[:m]), noise, in_log_scales(self.prior, x[m:])
 
-    @cached_property
-    def _few_rows(self):
-        """The `Design` of rows that are so few that a matrix of them is factorised, or None."""
-        (n, d), independent = self.design.X.shape, self.design.C is None
-        return _systems.Design(self.design.X, False) if independent and n <= _BY.dual * d else None
-
     def _system(self, noise, precision):
         """Return the system of A, and the weight of each row of [X; C] in it."""
         weight = np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
-        if self.exact and self._few_rows is not None:
+        if self.exact and self.design.few_rows is not None:
             of_rows = weight[: self.design.n_rows]
-            return _systems.DualSystem(self._few_rows, precision, of_rows), weight
+            return _systems.DualSystem(self.design.few_rows, precision, of_rows), weight
         if self.exact:
             return _systems.PrimalSystem.of(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)

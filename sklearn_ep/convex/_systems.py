@@ -340,14 +340,12 @@ class DualSystem:
     def solve(self, right):
         """Return A^-1 right by the matrix inversion lemma."""
         prior = self.prior.solve(right)
-        rows = (self.root * self.design.dot(prior).T).T
-        inner = cho_solve((self.lower, True), rows, check_finite=False)
-        return prior - self.prior.solve(self.design.tdot((self.root * inner.T).T))
+        return prior - self.solve_rows(self.design.dot(prior))
 
     def solve_rows(self, rows):
-        """Return A^-1 B' diag(pi) rows for a vector, to all digits however large pi is."""
-        inner = cho_solve((self.lower, True), self.root * rows, check_finite=False)
-        return self.prior.solve(self.design.tdot(self.root * inner))
+        """Return A^-1 B' diag(pi) rows (q,) or (q, k), to all digits however large pi is."""
+        inner = cho_solve((self.lower, True), (self.root * rows.T).T, check_finite=False)
+        return self.prior.solve(self.design.tdot((self.root * inner.T).T))
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
@@ -359,16 +357,11 @@ class DualSystem:
         """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
         return _squares_off_identity(gaussian.inverse_from_cholesky(self.lower))
 
-    def _explained(self, B):
-        """Return L^-1 W B P^-1 C' for rows C."""
-        cross = self.root[:, None] * self.prior.covariance(self.design.B, B)
-        return solve_triangular(self.lower, cross, lower=True, check_finite=False)
-
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""
         prior, out = self.prior.row_variance(B), np.empty(B.shape[0])
         for rows in gaussian.row_blocks(B.shape[0], len(self.K)):
-            half = self._explained(B[rows])
+            half = _explained(self, B[rows])
             out[rows] = prior[rows] - np.einsum("ij,ij->j", half, half)
         return gaussian.positive_variance(out, prior)
 
@@ -394,9 +387,15 @@ class DualSystem:
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
-        first = self._explained(B1)
-        second = first if B2 is B1 else self._explained(B2)
+        first = _explained(self, B1)
+        second = first if B2 is B1 else _explained(self, B2)
         return self.prior.covariance(B1, B2) - first.T @ second
+
+
+def _explained(system, B):
+    """Return L^-1 W B P^-1 C' of a `DualSystem` for rows C."""
+    cross = system.root[:, None] * system.prior.covariance(system.design.B, B)
+    return solve_triangular(system.lower, cross, lower=True, check_finite=False)
 
 
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
