@@ -50,7 +50,7 @@ class ConvexVariationalRegressor(
     variance : {"auto", "exact", "monte_carlo"}, default="auto"
         "exact" factorises a matrix of columns, or of fewer rows, at every step, "monte_carlo"
         estimates variances by samples, drawn with products alone. "auto" is "exact" for matrices of
-        up to 2000 columns.
+        up to 2000 columns, and for more where n^2 d is at most 1e9 and n at most d / 2.
     n_variance_samples : int, default=16
         Samples of "monte_carlo"; their relative error is sqrt(2 / n_variance_samples).
     learn_prior : bool or "auto", default="auto"
@@ -115,9 +115,8 @@ class ConvexVariationalRegressor(
 
     Cost with exact variances O(n d^2) once and O(d^3) a weighted least-squares step, of which there
     are one to thirty an outer step. With no `prior_operator` and up to half as many rows as columns
-    a step is O(n^2 d), and O(d^3) is once. Otherwise some hundreds to thousands of products with X
-    and C, most of them in blocks of `n_variance_samples` columns, and memory for 4 (n + m + d) k
-    numbers.
+    a step is O(n^2 d). Otherwise some hundreds to thousands of products with X and C, most of them
+    in blocks of `n_variance_samples` columns, and memory for 4 (n + m + d) k numbers.
 
     The local bound, which every prior has, understates standard deviations by 2 to 36 %;
     ``LaplaceSite(bound="kl")`` by a few per cent at most. Priors that are not log-concave
@@ -259,9 +258,11 @@ class ConvexVariationalRegressor(
         if known is None and not first:
             raise ValueError("partial_fit cannot go on from a fit with sampled variances.")
         rows = self._checked_rows(X, y, sample_weight, reset=first)
-        if not takes_exact(self, rows.X.shape[1]):
+        n, d = rows.X.shape
+        if not takes_exact(self, n + (0 if known is None else len(known.root)), d):
             raise ValueError(
-                "partial_fit needs exact variances: up to 2000 columns, or variance='exact'."
+                "partial_fit needs exact variances: up to 2000 columns, few rows, or "
+                "variance='exact'."
             )
         batch = statistics_of_rows(*rows)
         plan = plan_regression(self, None, batch if known is None else merged(known, batch))
@@ -459,7 +460,7 @@ class ConvexVariationalRegressor(
         Returns
         -------
         coef : ndarray of shape (n_samples, d)
-            O(d^2) a draw.
+            O(d^2) a draw, or O(n d) of few rows.
 
         Raises
         ------
