@@ -19,6 +19,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep import (
+    BayesianStackingClassifier,
     ConvexVariationalLogistic,
     ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
@@ -337,6 +338,19 @@ def test_weights_that_cannot_be_are_named(estimator, far, near, match):
     X, y = data()
     with pytest.raises(ValueError, match=match):
         clone(estimator).fit(X, y, sample_weight=np.where(y > 0, far, near))
+
+
+@pytest.mark.parametrize(
+    "estimator", [EPGaussianProcessClassifier(), BayesianStackingClassifier(random_state=0)]
+)
+def test_weights_of_sum_one_are_told_once(estimator):
+    X, y = data()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        clone(estimator).fit(X, y, sample_weight=np.full(len(y), 1.0 / len(y)))
+    told = [str(w.message) for w in told if "sample_weight" in str(w.message)]
+    assert len(told) == 1 and told[0].startswith(type(estimator).__name__)
+    assert f"multiply them by {len(y)}" in told[0]
 
 
 @pytest.mark.parametrize("by_name", [False, True])

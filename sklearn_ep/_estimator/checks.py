@@ -363,6 +363,23 @@ def checked_weights(sample_weight, X):
     return weight
 
 
+def warn_of_few_copies(estimator, weight):
+    """Warn where rows of these weights count as less than a tenth of their number.
+
+    Weights of sum one, as surveys and boosting have them, leave a classifier one label to learn
+    from.
+    """
+    total, n = float(weight.sum()), len(weight)
+    if total < 0.1 * n:
+        warnings.warn(
+            f"{type(estimator).__name__}: {n} rows have a sample_weight of {total:.3g} together. "
+            "A weight is a number of copies, so that they count as so many rows beside the prior; "
+            f"if it is shares that you mean, multiply them by {n / total:.3g}.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def checked_class_weights(estimator, y, weight):
     """Return the weights (K,) of the classes among labels y of so many copies each.
 
@@ -401,6 +418,7 @@ def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **k
         if len(np.unique(y[kept])) < len(classes):
             raise ValueError("y has a class whose rows all have sample_weight 0; leave it out.")
         estimator.classes_ = classes
+        warn_of_few_copies(estimator, weight[kept])
     if not kept.all():
         X, y = X[kept], y[kept]
     return Training(X, y, weight[kept], kept)

@@ -27,7 +27,7 @@ from .._engine.hyper import log_mixture, mixture_moments
 from .._engine.partition import Workers
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.base import SavedEstimator
-from .._estimator.checks import check_number, checked_weights
+from .._estimator.checks import check_number, checked_weights, warn_of_few_copies
 from .._estimator.fitting import fit_method
 from .._estimator.summary import Table
 from ._parts import default_parts, fit_part, optimism, proba_intervals
@@ -291,6 +291,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         check_classification_targets(y)
         weight = checked_weights(sample_weight, y)
         seen = weight > 0
+        warn_of_few_copies(self, weight[seen])
         n_rows = max(weight.sum(), np.count_nonzero(seen))
         named = self._checked_parts(X, n_rows)
         if self.estimators is None and not sp.issparse(X):

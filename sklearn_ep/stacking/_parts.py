@@ -1,5 +1,7 @@
 """Parts of a stacked classifier: the default ones, and how each predicts rows it has not seen."""
 
+import warnings
+
 import numpy as np
 import scipy.sparse as sp
 from scipy.interpolate import BSpline
@@ -186,10 +188,12 @@ def fit_part(name, part, X, y, sample_weight, cv):
     One row is left out at a time, or a fold of `cv`; rows of weight zero are nan.
     """
     weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
-    fitted = clone(part).fit(X, y, **weights)
-    if cv is None:
-        return fitted, leave_one_out(f"the part {name!r}", fitted, y)
-    proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
+    with warnings.catch_warnings():  # the stack itself has told of weights
+        warnings.filterwarnings("ignore", ".*have a sample_weight of")
+        fitted = clone(part).fit(X, y, **weights)
+        if cv is None:
+            return fitted, leave_one_out(f"the part {name!r}", fitted, y)
+        proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
     return fitted, proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
 
 
