@@ -13,10 +13,9 @@ in every second one, the stack was no better on any set but splice (.136 after .
 import numpy as np
 from scipy.special import log_softmax
 from scipy.stats import rankdata
-from sklearn.tree import ExtraTreeRegressor
 from sklearn.utils import check_random_state
 
-from ._trees import TreeEnsemble, Trees
+from ._trees import Grower, TreeEnsemble, Trees
 
 
 class CrossFittedBoosting(TreeEnsemble):
@@ -85,9 +84,8 @@ class CrossFittedBoosting(TreeEnsemble):
         p = np.exp(log_softmax(log_odds, axis=1))
         slope, curvature = (np.arange(k) == data.own[:, None]) - p, np.maximum(p * (1.0 - p), 1e-6)
         mean = curvature.mean(axis=1)
-        grower = ExtraTreeRegressor(
-            max_leaf_nodes=self.max_leaf_nodes, max_features=self.tried, random_state=rng
-        )
+        how = dict(max_leaf_nodes=self.max_leaf_nodes, max_features=self.tried)
+        grower = Grower(**how, random_state=rng)
         target, weight = slope / mean[:, None], data.times * mean
         grower.fit(ranks[bag], target[bag], sample_weight=weight[bag], check_input=False)
         tree = grower.tree_

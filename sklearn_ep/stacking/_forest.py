@@ -12,12 +12,12 @@ that a fit depends neither on theirs nor on whether weights are written out as r
 """
 
 import numpy as np
-from sklearn.tree import ExtraTreeRegressor
 from sklearn.utils import check_random_state
 
-from ._trees import TreeEnsemble, Trees
+from ._trees import Grower, TreeEnsemble, Trees
 
-_TREES = 100
+# With 100 the log loss of the stack is .0004 lower on 26 sets, in 1.03 of its time.
+_TREES = 90
 _IN_BAG = 0.632  # share of the rows that a tree sees: that of distinct ones in a bootstrap sample
 # Rows, which bounds the time and the memory of a tree: 10,000 rows of 20 columns take .3, .5 and
 # .7 CPU s with 1000, 2000 and 4000, and have a log loss of .507, .510 and .488.
@@ -69,7 +69,7 @@ def _grown(rows, data, bag, rng):
     """Return the `Trees` of one tree for a bag (m,), and the leaves (m,) of all rows."""
     n_classes, tried = len(data.prior), min((rows.shape[1] + 1) // 2, _MOST_TRIED)
     # squared errors of indicators rank splits as Gini's impurity does, without checks of labels
-    grower = ExtraTreeRegressor(max_features=tried, random_state=rng)
+    grower = Grower(max_features=tried, random_state=rng)
     target, seen = np.eye(n_classes)[data.own, int(n_classes == 2) :], bag > 0
     # checks of weights are half of the time of a tree of 170 rows: rows seen once go without
     weight = None if np.all(bag[seen] == 1.0) else bag[seen]

@@ -6,6 +6,8 @@ import numpy as np
 from scipy.special import log_softmax
 from sklearn import config_context
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.tree import ExtraTreeRegressor
+from sklearn.utils import get_tags
 from sklearn.utils.validation import validate_data
 
 from .._engine.gaussian import row_blocks
@@ -53,6 +55,16 @@ class Trees(NamedTuple):
             at[on_way] = node = self.child[node, beyond.astype(int)]
             on_way = on_way[self.feature[node] >= 0]
         return at.reshape(len(rows), -1)
+
+
+class Grower(ExtraTreeRegressor):
+    """Randomised tree that is not asked anew what kind of model it is, a seventh of its time."""
+
+    def __sklearn_tags__(self):
+        return _TAGS
+
+
+_TAGS = get_tags(ExtraTreeRegressor())
 
 
 class DistinctRows(NamedTuple):
