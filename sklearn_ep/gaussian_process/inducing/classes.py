@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._engine import gaussian
 from ..._engine.class_sites import (
     admissible,
     class_change,
@@ -19,12 +20,6 @@ from ..._engine.class_sites import (
     class_left_out,
     class_pull,
     class_update,
-)
-from ..._engine.gaussian import (
-    add_to_diagonal,
-    checked_cholesky,
-    inverse_from_triangular,
-    row_blocks,
 )
 from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
@@ -47,7 +42,7 @@ class ClassPosterior(InducingPosterior):
     @cached_property
     def cov(self):
         """Covariance A^-1 (K m, K m), in a third of the flops of a product."""
-        return inverse_from_triangular(self.inverse)
+        return gaussian.inverse_from_triangular(self.inverse)
 
     @property
     def spread(self):
@@ -233,7 +228,7 @@ class JointInducingPosterior:
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
         C = self.n_classes
         mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
-        for rows in row_blocks(len(X), most=block_rows(len(self.prior.Z))):
+        for rows in gaussian.row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows] = W @ self.coef.T
             cov[rows] = class_covariances(self.spread, W)
@@ -250,8 +245,8 @@ class JointInducingPosterior:
         """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
         W = self.prior.whiten(X)[0]
         left = self.prior.kernel(X) - W @ W.T
-        add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
-        lower = checked_cholesky(left)
+        gaussian.add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
+        lower = gaussian.checked_cholesky(left)
         e = rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse
         e = e.reshape(n_samples, *self.coef.shape)
         own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
