@@ -33,7 +33,7 @@ import scipy.sparse as sp
 
 from . import gaussian
 from .contracts import require
-from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
+from .loop import Anderson, Evaluation, Result, iterate
 from .noisy_argmax import ClassTilted
 from .sites import Cavity, Sites, removable
 
@@ -266,27 +266,19 @@ class JointEP:
         marginals = state.mean, state.cov, state.extra_var
         update = class_update(self.factor, self.y, sites, *marginals, self.weight)
         var = np.einsum("ncc->nc", state.cov)
-        log_evidence = state.log_evidence + self.weight @ update.log_term
-        return Evaluation(
-            target=np.array(update.sites),
-            residual=class_change(self.factor, self.y, sites, update.sites, var),
-            metric=np.array([var, np.sqrt(var)]) * np.sqrt(self._copies),
-            record={"log_evidence": float(log_evidence)},
-            payload=(state, update),
-        )
+        log_evidence = float(state.log_evidence + self.weight @ update.log_term)
+        residual = class_change(self.factor, self.y, sites, update.sites, var)
+        metric = np.array([var, np.sqrt(var)]) * np.sqrt(self._copies)
+        record = {"log_evidence": log_evidence}
+        return Evaluation(np.array(update.sites), residual, metric, record, (state, update))
 
     def solve(
-        self,
-        x: np.ndarray,
-        *,
-        tol: float,
-        max_iter: int,
-        damping: float,
-        accelerate: bool,
-        mixing: float = 0.7,
-        monitor: Monitor = SILENT,
+        self, x: np.ndarray, *, accelerate: bool, mixing: float = 0.7, **limits: Any
     ) -> Result:
-        """Iterate to the fixed point from sites x (2, n, K); see `loop.iterate` for the result.
+        """Iterate to the fixed point from sites x (2, n, K) within limits.
+
+        These are `tol`, `max_iter`, `damping` and maybe a `monitor`; see `loop.iterate` for them
+        and the result.
 
         Acceleration takes the share `mixing` of a step, the plain iteration the share `damping`. To
         1e-3 at 32 fixed kernels and links of Gaussian processes (eight sets of 200 rows) .7 takes
@@ -294,24 +286,16 @@ class JointEP:
         classes whole steps take up to four times as many (segment, 968 rows).
         `ahead` of an accelerated result that converged is the next state that it would propose.
         """
-        acceleration = Anderson(depth=4, mixing=mixing, growth=2.0) if accelerate else None
-        result = iterate(
-            self.evaluate,
-            x,
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=acceleration,
-            repair=partial(admissible, signed=not self.factor.log_concave),
-            monitor=monitor,
-            undamped_start=accelerate and not np.any(x[1]),
-        )
-        if acceleration is None or not result.converged:
+        repair = partial(admissible, signed=not self.factor.log_concave)
+        if not accelerate:
+            return iterate(self.evaluate, x, repair=repair, **limits)
+        acceleration = Anderson(depth=4, mixing=mixing, growth=2.0)
+        steps: Any = dict(acceleration=acceleration, undamped_start=not np.any(x[1]))
+        result = iterate(self.evaluate, x, repair=repair, **steps, **limits)
+        if not result.converged:
             return result
         x, target = result.x, result.evaluation.target
-        ahead = acceleration(x, result.evaluation)
-        signed = not self.factor.log_concave
-        return replace(result, ahead=admissible(ahead, x, target, signed))
+        return replace(result, ahead=repair(acceleration(x, result.evaluation), x, target))
 
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""

@@ -23,7 +23,7 @@ from scipy.special import log_softmax
 
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
-from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
+from ..._engine.loop import Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from . import values
@@ -582,27 +582,20 @@ class InducingEP:
         shift = np.stack([p.shift for p in model.posteriors])
         return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
-    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
+    def solve(self, state, *, damping, accelerate, **limits):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
         Returns the `Result` of the loop, and state and model at its end. See `loop.iterate` for
-        the parameters. Acceleration mixes whole steps where sums are made afresh, as that of dense
+        the limits. Acceleration mixes whole steps where sums are made afresh, as that of dense
         sites of several classes does.
         """
-        sweeps, linear = _FixedPoint(self, state.prior), self.labels.linear
-        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
-        acceleration = Anderson(mixing=damping) if linear else Anderson(depth=4)
-        result = iterate(
-            sweeps.evaluate,
-            sweeps.packed(state),
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=acceleration if accelerate else None,
-            repair=sweeps.admissible,
-            monitor=monitor,
-            undamped_start=accelerate and cold,
-        )
+        sweeps = _FixedPoint(self, state.prior)
+        if accelerate:
+            known = np.any(state.shift) if state.sites is None else any(map(np.any, state.sites))
+            acceleration = Anderson(mixing=damping) if self.labels.linear else Anderson(depth=4)
+            limits |= dict(acceleration=acceleration, undamped_start=not known)
+        limits |= dict(damping=damping, repair=sweeps.admissible)
+        result = iterate(sweeps.evaluate, sweeps.packed(state), **limits)
         return result, self.state_of(result), result.evaluation.payload
 
 

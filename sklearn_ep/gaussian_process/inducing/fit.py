@@ -436,14 +436,14 @@ def _learned(plan, ep, space, trace):
         return state, hyper.KEPT
     if plan.optimizer == "fmin_l_bfgs_b":
         return _learned_at_fixed_points(plan, ep, space, state, trace)
-    limits: dict[str, Any] = dict(max_iter=plan.max_iter)
+    most, limits = plan.max_iter, dict[str, Any]()
     begun = learning.learn_on_more_and_more_rows(ep, space, rule, plan, trace.monitor)
     if begun is not None:
         vector, state, due = begun[0], begun[1] or state, begun[2]
         most = plan.max_iter if plan.begun else due
-        limits = dict(max_iter=most, due=due, enough=learning.LEARNING.settled_after)
-    limits |= dict(weight=plan.data.weight, damping=plan.sweeps["damping"], kind=plan.kind)
-    state, _, end = learning.learn_by_passes(ep, space, vector, state, rule, trace=trace, **limits)
+        limits = dict(due=due, enough=learning.LEARNING.settled_after)
+    own = ep, space, vector, state, rule, plan, trace, most, plan.data.weight
+    state, _, end = learning.learn_by_passes(*own, **limits)
     return state, end
 
 
@@ -451,16 +451,10 @@ def _learned_at_fixed_points(plan, ep, space, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = space.start[space.n_theta :]
     problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], spaces.LEARNING_TOL))
-    found = hyper.search_mode(
-        hyper.Nodes(problem, space).evaluate,
-        space.start,
-        space.bounds,
-        plan.labels.accuracy,
-        max_iter=plan.max_iter,
-        starts=[np.concatenate([t, free]) for t in plan.restarts],
-        monitor=trace,
-    )
-    mode, end = spaces.or_refuse(found)
+    how: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=trace)
+    how["starts"] = [np.concatenate([t, free]) for t in plan.restarts]
+    own = hyper.Nodes(problem, space).evaluate, space.start, space.bounds, plan.labels.accuracy
+    mode, end = spaces.or_refuse(hyper.search_mode(*own, **how))
     prior = mode.payload.state.prior
     return ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites), end
 

@@ -250,29 +250,16 @@ STEP_RULES = {"adam": Adam, "adadelta": Adadelta, "sign_rate": SignRate}
 
 
 def learn_by_passes(
-    ep,
-    hyper,
-    vector,
-    state,
-    rule,
-    *,
-    weight,
-    damping,
-    max_iter,
-    trace,
-    scale=1.0,
-    enough=LEARNING.settled,
-    kind=np.float64,
-    due=None,
+    ep, hyper, vector, state, rule, plan, trace, max_iter, weight, due=None, enough=LEARNING.settled
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
     Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`, and goes up
-    log evidence plus log prior; `weight` counts the copies of all rows. `damping` is the share of
-    the site updates; the first pass from empty sites takes them whole. The rule is told `scale`
-    times the gradient. At the end of `max_iter`, and from `due` passes on, it has converged if the
-    last passes gained less than `enough` nats a row. `kind` is the float type of the passes.
-    Returns the state at the learned hyperparameters, their vector and the `LearningEnd`.
+    log evidence plus log prior; `weight` counts the copies of the rows, and the rule is told the
+    gradient times those of all rows of the plan over it. The first pass from empty sites takes
+    their updates whole, others the share of the plan. At the end of `max_iter`, and from `due`
+    passes on, it has converged if the last passes gained less than `enough` nats a row. Returns the
+    state at the learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
@@ -280,11 +267,11 @@ def learn_by_passes(
     """
     reason: Reason | None = None
     values = []
-    options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=kind)
+    options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=plan.kind)
     while reason is None:
         trace.begin("pass")
         model = ep.model(state)
-        share = damping if np.any(state.shift) else 1.0
+        share = plan.sweeps["damping"] if np.any(state.shift) else 1.0
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         figures = model.figures(sums)
@@ -292,7 +279,7 @@ def learn_by_passes(
         values.append(figures["log_evidence"] + log_prior)
         gradient = hyper.gradient(model, sums, fresh=True) + slopes
         left = hyper.clip(vector + gradient) - vector
-        vector = hyper.clip(vector + rule.step(scale * gradient))
+        vector = hyper.clip(vector + rule.step(plan.data.weight / weight * gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
         if averaged:
             gram = state.gram + share * (gram - state.gram)
@@ -342,17 +329,15 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     many = plan.data.weight >= LIMITS.some_passes and ep.labels.copies is None
     if plan.sites is not None or not (plan.begun or many):
         return None
-    model, vector, fixed = None, hyper.start, dict(damping=plan.sweeps["damping"], kind=plan.kind)
+    model, vector = None, hyper.start
     for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
             small = passes.InducingEP(run, [len(y)], None, ep.labels)
             state = small.zero(hyper.prior(vector))
             if model is not None:  # the sites that the posterior of others asks for
                 state = small.renew(model, state.sites)
-            trace, own = Trace(StepsOfPhase(told)), weight.sum()
-            limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
-            options = fixed | limits
-            state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
+            trace, from_here = Trace(StepsOfPhase(told)), (small, hyper, vector, state, rule, plan)
+            state, vector, _ = learn_by_passes(*from_here, trace, n_passes, weight.sum())
             model = small.model(state)
             if trace.asked:
                 break

@@ -352,8 +352,7 @@ def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
     """
     given = estimator.inducing_points
     if given is None:
-        m = inducing_count(estimator) if m is None else m
-        Z = choose_inducing_points(rows, weight, m, seed, kernel)
+        Z = choose_inducing_points(rows, weight, m or inducing_count(estimator), seed, kernel)
     else:
         Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
         if Z.shape[1] != rows.shape[1]:
