@@ -297,12 +297,8 @@ def spread_of(estimator, training):
 
 def sweeps_of(estimator):
     """Return how EP runs at a kernel, as keywords of `solve`."""
-    return dict(
-        tol=estimator.tol,
-        max_iter=estimator.max_sweeps,
-        damping=estimator.damping,
-        accelerate=estimator.acceleration is not None,
-    )
+    limits = dict(tol=estimator.tol, max_iter=estimator.max_sweeps)
+    return limits | dict(damping=estimator.damping, accelerate=estimator.acceleration is not None)
 
 
 def check_same_rows(estimator, rows):
@@ -419,13 +415,10 @@ def attributes_of_points(fit):
     """Return the attributes that tell of the inducing points of a `GPFit`."""
     if fit.inducing_points is None:
         return dict(method_="dense")
-    means, covs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
-    return dict(
-        method_="sparse",
-        inducing_points_=fit.inducing_points,
-        inducing_mean_=fitting.one_or_stack(means),
-        inducing_cov_=fitting.one_or_stack(covs),
-    )
+    pairs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
+    mean, cov = map(fitting.one_or_stack, pairs)
+    told = dict(method_="sparse", inducing_points_=fit.inducing_points)
+    return told | dict(inducing_mean_=mean, inducing_cov_=cov)
 
 
 def attributes_of_sites(fit, kept):
@@ -488,10 +481,7 @@ class WithLearned:
     """
 
     def __init__(self, monitor, learned):
-        self.monitor, self.learned = monitor, learned
-
-    def begin(self, name="iteration"):
-        self.monitor.begin(name)
+        self.monitor, self.learned, self.begin = monitor, learned, monitor.begin
 
     def end(self, record, payload):
         state = payload[0] if isinstance(payload, tuple) else payload
@@ -535,12 +525,9 @@ def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, *
 
 def attributes_of_nodes(average, theta, names):
     """Return what an `Average` leaves in the attributes of a fit, with theta (p,) of its nodes."""
-    return dict(
-        average=average._replace(nodes=[n._replace(payload=None) for n in average.nodes]),
-        anisotropy=np.array([n.payload.s for n in average.nodes]),
-        theta=np.array(theta),
-        names=names,
-    )
+    spreads = np.array([n.payload.s for n in average.nodes])
+    bare = average._replace(nodes=[n._replace(payload=None) for n in average.nodes])
+    return dict(average=bare, anisotropy=spreads, theta=np.array(theta), names=names)
 
 
 def evidence_at(at, y, theta, fit, slopes, exact):

@@ -412,8 +412,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         checks.check_number("freeze_after", self.freeze_after, 0, integer=True)
         checks.check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
         for name in ("predict_clean", "learn_inducing"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
+            checks.check_flag(name, getattr(self, name))
 
     @fit_method
     @with_callbacks

@@ -466,12 +466,8 @@ class OfNoise:
         new = proper_step(own, update.sites, noise)
         alpha = sites.shift - sites.precision * mean
         slope = 0.5 * (alpha**2 - sites.precision + sites.precision**2 * var)
-        return update._replace(
-            sites=through_noise(new, noise),
-            log_term=update.log_term + log_mass,
-            gradient=alpha,
-            noise_slope=slope,
-        )
+        told = dict(sites=through_noise(new, noise), log_term=update.log_term + log_mass)
+        return update._replace(gradient=alpha, noise_slope=slope, **told)
 
 
 class SequentialEP(WholeEP):
