@@ -1,6 +1,7 @@
 """What the GP classifiers share: checks, what fits leave, attributes, evidence and diagnosis."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -124,6 +125,12 @@ def single_holds(weight):
     the log evidence is off by up to 90 nats.
     """
     return LIMITS.thirds <= weight.sum() <= max(LIMITS.dense, len(weight))
+
+
+def part_of(plan, rows):
+    """Return a plan of rows in memory for some of them."""
+    names = "X", "coordinates", "y", "weight"
+    return replace(plan, **{name: getattr(plan, name)[rows] for name in names})
 
 
 def share_of_copies(weight, rows):

@@ -499,12 +499,8 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
 
     @property
     def _asks_for_inducing(self):
-        return (
-            self.inducing_points is not None
-            or self.batch_size is not None
-            or self.site_memory == "average"
-            or self.optimizer in STEP_RULES
-        )
+        given = self.inducing_points is not None or self.batch_size is not None
+        return given or self.site_memory == "average" or self.optimizer in STEP_RULES
 
     @property
     def _needs_all_rows(self):

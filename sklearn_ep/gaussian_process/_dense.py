@@ -235,11 +235,6 @@ class DensePlan:
         """Share of a factor that its site matches, None for several classes jointly."""
         return self.model.rule.exponent if isinstance(self.model, BinaryModel) else None
 
-    def part(self, rows):
-        """Return the plan of some of the rows."""
-        names = "X", "coordinates", "y", "weight"
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
-
     def ep(self, kernel, y):
         """Return the fixed-point map of EP at a kernel for the labels of a problem."""
         return self.model.ep(kernel, self.coordinates, y, self.weight)
@@ -340,14 +335,14 @@ class DenseProblem:
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return DenseProblem(self.plan.part(rows), self.y[rows], self.x[:, rows])
+        return DenseProblem(base.part_of(self.plan, rows), self.y[rows], self.x[:, rows])
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows.
 
         Of the others they are what these foretell.
         """
-        posterior = self.plan.part(rows).posterior(node.payload)
+        posterior = base.part_of(self.plan, rows).posterior(node.payload)
         foretold = self.plan.model.foretold_sites(posterior, self.plan.X, self.y)
         foretold[:, rows] = node.payload.result.onwards
         return replace(self, x=foretold)

@@ -618,10 +618,8 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
     def _averaging(self, training, kernel, one_problem):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
-        settings = {
-            "nothing to learn": not (learn or learn_rate),
-            **(kernel_settings(kernel) if learn else {}),
-        }
+        settings = {"nothing to learn": not (learn or learn_rate)}
+        settings |= kernel_settings(kernel) if learn else {}
         if not wants_average(self, 0, settings):
             return None
         noise, spread, plain = float(self.latent_noise), base.spread_of(self, training), None

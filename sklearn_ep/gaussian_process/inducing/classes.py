@@ -12,15 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._engine import gaussian
-from ..._engine.class_sites import (
-    admissible,
-    class_change,
-    class_covariances,
-    class_left_out,
-    class_pull,
-    class_update,
-)
+from ..._engine import class_sites, gaussian
 from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
@@ -66,7 +58,7 @@ class ClassPosterior(InducingPosterior):
         """
         mean = (W @ self.coef.T.astype(W.dtype, copy=False)).astype(float)
         if not smooth:
-            return mean, class_covariances(self.spread, W), None
+            return mean, class_sites.class_covariances(self.spread, W), None
         K, beside = len(self.coef), self._single if W.dtype == np.float32 else self._beside
         smoothed = (W @ beside).reshape(len(W), K, K, -1)
         cov = (smoothed.reshape(len(W), K * K, -1) @ W[:, :, None]).reshape(-1, K, K).astype(float)
@@ -122,16 +114,17 @@ class JointLabels:
         """Return the `Visit` of all classes to a `RowBlock`, with a `form` of the gradient."""
         mean, cov, smoothed = posterior.marginals(rows.W, form is not None)
         old, var = _class_sites(rows.sites, rows.y), np.einsum("ncc->nc", cov)
-        update = class_update(self.factor, rows.y, old, mean, cov, rows.extra_var, rows.weight)
+        moments = mean, cov, rows.extra_var
+        update = class_sites.class_update(self.factor, rows.y, old, *moments, rows.weight)
         slopes = None
         if form is not None:
-            alpha, coupling = class_pull(old, update, mean, cov, form == "fresh")
+            alpha, coupling = class_sites.class_pull(old, update, mean, cov, form == "fresh")
             w = rows.weight[:, None]
             coupling = (w * coupling.reshape(len(w), -1)).astype(rows.W.dtype, copy=False)
             towards = coupling[:, None] @ smoothed.reshape(*coupling.shape, -1)
             noise = rows.weight * update.noise_slope
             slopes = RowSlopes(towards[:, 0], (w * alpha).T, posterior.coef, noise)
-        change = class_change(self.factor, rows.y, old, update.sites, var)
+        change = class_sites.class_change(self.factor, rows.y, old, update.sites, var)
         before, after = (np.stack(s).transpose(2, 0, 1) for s in (old, update.sites))
         return Visit(before, after, var.T, update.log_term, change, slopes)
 
@@ -164,7 +157,8 @@ class JointLabels:
     def admissible(self, proposal, x, target):
         """Return sites (K, 2, n) that a posterior may have."""
         new, x, target = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
-        return admissible(new, x, target, not self.factor.log_concave).transpose(2, 0, 1)
+        mended = class_sites.admissible(new, x, target, not self.factor.log_concave)
+        return mended.transpose(2, 0, 1)
 
     def log_left_out(self, posteriors, rows):
         """Return log probabilities (b,) of labels under cavities."""
@@ -190,7 +184,7 @@ def _left_out(posterior, rows):
     """Return means and variances (b, K) without the copies of each row."""
     mean, cov, _ = posterior.marginals(rows.W)
     sites = _class_sites(rows.sites, rows.y)
-    return class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]
+    return class_sites.class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]
 
 
 def _class_sites(sites, y):
@@ -231,7 +225,7 @@ class JointInducingPosterior:
         for rows in gaussian.row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows] = W @ self.coef.T
-            cov[rows] = class_covariances(self.spread, W)
+            cov[rows] = class_sites.class_covariances(self.spread, W)
             np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
         return mean, cov
 

@@ -95,11 +95,9 @@ class InducingPlan:
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
+        first = self.kernel, self.inducing_points, np.sqrt(self.data.var), self.jitter
         return learning.Hyperparameters(
-            self.kernel,
-            self.inducing_points,
-            np.sqrt(self.data.var),
-            self.jitter,
+            *first,
             learn_kernel=self.optimizer is not None and not self.as_dense,
             learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in learning.STEP_RULES,

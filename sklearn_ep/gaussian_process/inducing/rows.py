@@ -266,9 +266,8 @@ def describe(run, own, seed, n_candidates):
         origin = parts[0].origin
         centres = [p.origin - origin + p.centre for p in parts]
         centre = weighted_mean(np.stack(centres), np.array([p.weight for p in parts]))
-        spread = sum(
-            p.spread + p.weight * (c - centre) ** 2 for p, c in zip(parts, centres, strict=True)
-        )
+        pairs = zip(parts, centres, strict=True)
+        spread = sum(p.spread + p.weight * (c - centre) ** 2 for p, c in pairs)
     total_variance = float(np.sum(spread / weight))
     check_scale(total_variance, varies=False)
     units = Units.of_moments(origin, centre, spread / weight)

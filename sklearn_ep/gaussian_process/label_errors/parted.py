@@ -210,9 +210,8 @@ def fit_parted_errors(run, errors, _, monitor, k):
     def own_run(rung, sites, max_iter, watch):
         ep = errors.ep(run, k, setting.rate, rung.rule)
         options = dict(damping=rung.damping, accelerate=rung.accelerate, monitor=watch)
-        result, state, _ = errors.solve(
-            ep, setting, sites, tol=plan.tol, max_iter=max_iter, **options
-        )
+        options |= dict(tol=plan.tol, max_iter=max_iter)
+        result, state, _ = errors.solve(ep, setting, sites, **options)
         last[:] = [ep]
         return replace(result, x=state.sites)
 

@@ -15,7 +15,7 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from .. import _hyperparameters as spaces
-from .._base import evidence_at, log_sides, single_holds
+from .._base import evidence_at, log_sides, part_of, single_holds
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._kernels import constant_and_stationary, contract_diagonal, with_theta
 from .._limits import LIMITS
@@ -364,11 +364,6 @@ class LabelErrorPlan:
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def part(self, rows):
-        """Return the plan of some of the rows."""
-        names = "X", "coordinates", "y", "weight"
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
-
     def node(self, setting, ep, result, slopes=True):
         """Return the `EPNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
@@ -415,7 +410,7 @@ class ErrorProblem:
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(self.plan.part(rows), self.y[rows], self.x[:, rows], False)
+        return ErrorProblem(part_of(self.plan, rows), self.y[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""

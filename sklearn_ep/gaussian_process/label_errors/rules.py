@@ -117,10 +117,9 @@ class LabelErrorStep(Factor):
         if self.rate > 0:
             return left
         z = y * mean / np.sqrt(total)
+        far = (extra_var + var * _sure_spread(z, *normal_hazard(z))) / total
         # further out on the wrong side the difference loses its digits
-        return np.where(
-            z < -6.0, (extra_var + var * _sure_spread(z, *normal_hazard(z))) / total, left
-        )
+        return np.where(z < -6.0, far, left)
 
     def cumulants(self, y, mean, var):
         """Return log Z and the first four cumulants (4, n) of factor times N(mean, var)."""
