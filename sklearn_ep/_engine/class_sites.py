@@ -31,17 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from . import gaussian
 from .contracts import require
-from .gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    inverse_from_cholesky,
-    row_blocks,
-    triangular_inverse,
-    weighted_gram,
-)
-from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
+from .loop import Anderson, Evaluation, Result, iterate
 from .noisy_argmax import ClassTilted
 from .sites import Cavity, Sites, removable
 
@@ -158,10 +150,10 @@ def class_update(
     tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))
     left = 1.0 - v * tilted.slope
     if not np.all(left > 0):
-        raise ImproperPosterior("latent values of classes are beyond double precision")
+        raise gaussian.ImproperPosterior("latent values of classes are beyond double precision")
     d = tilted.slope / left
     if not np.all(d.sum(1) > 0):
-        raise ImproperPosterior("a row takes more of its classes' precision than it has")
+        raise gaussian.ImproperPosterior("a row takes more of its classes' precision than it has")
     new = Sites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
     return ClassUpdate(new, log_term, tilted, removed)
@@ -214,7 +206,7 @@ def _log_mass(sites: Sites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     spread = 1.0 + d * v
     e, x = d / spread, (m + v * b) / spread
     if not (np.all(spread > 0) and np.all(e.sum(1) > 0)):
-        raise ImproperPosterior("links of negative precision leave a row no distribution")
+        raise gaussian.ImproperPosterior("links of negative precision leave a row no distribution")
     level = np.sum(d * x, axis=1) / e.sum(1)
     tilted = x + v * e * level[:, None]
     log_det = np.sum(np.log(spread), axis=1) + np.log(e.sum(1)) - np.log(d.sum(1))
@@ -274,27 +266,19 @@ class JointEP:
         marginals = state.mean, state.cov, state.extra_var
         update = class_update(self.factor, self.y, sites, *marginals, self.weight)
         var = np.einsum("ncc->nc", state.cov)
-        log_evidence = state.log_evidence + self.weight @ update.log_term
-        return Evaluation(
-            target=np.array(update.sites),
-            residual=class_change(self.factor, self.y, sites, update.sites, var),
-            metric=np.array([var, np.sqrt(var)]) * np.sqrt(self._copies),
-            record={"log_evidence": float(log_evidence)},
-            payload=(state, update),
-        )
+        log_evidence = float(state.log_evidence + self.weight @ update.log_term)
+        residual = class_change(self.factor, self.y, sites, update.sites, var)
+        metric = np.array([var, np.sqrt(var)]) * np.sqrt(self._copies)
+        record = {"log_evidence": log_evidence}
+        return Evaluation(np.array(update.sites), residual, metric, record, (state, update))
 
     def solve(
-        self,
-        x: np.ndarray,
-        *,
-        tol: float,
-        max_iter: int,
-        damping: float,
-        accelerate: bool,
-        mixing: float = 0.7,
-        monitor: Monitor = SILENT,
+        self, x: np.ndarray, *, accelerate: bool, mixing: float = 0.7, **limits: Any
     ) -> Result:
-        """Iterate to the fixed point from sites x (2, n, K); see `loop.iterate` for the result.
+        """Iterate to the fixed point from sites x (2, n, K) within limits.
+
+        These are `tol`, `max_iter`, `damping` and maybe a `monitor`; see `loop.iterate` for them
+        and the result.
 
         Acceleration takes the share `mixing` of a step, the plain iteration the share `damping`. To
         1e-3 at 32 fixed kernels and links of Gaussian processes (eight sets of 200 rows) .7 takes
@@ -302,24 +286,16 @@ class JointEP:
         classes whole steps take up to four times as many (segment, 968 rows).
         `ahead` of an accelerated result that converged is the next state that it would propose.
         """
-        acceleration = Anderson(depth=4, mixing=mixing, growth=2.0) if accelerate else None
-        result = iterate(
-            self.evaluate,
-            x,
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=acceleration,
-            repair=partial(admissible, signed=not self.factor.log_concave),
-            monitor=monitor,
-            undamped_start=accelerate and not np.any(x[1]),
-        )
-        if acceleration is None or not result.converged:
+        repair = partial(admissible, signed=not self.factor.log_concave)
+        if not accelerate:
+            return iterate(self.evaluate, x, repair=repair, **limits)
+        acceleration = Anderson(depth=4, mixing=mixing, growth=2.0)
+        steps: Any = dict(acceleration=acceleration, undamped_start=not np.any(x[1]))
+        result = iterate(self.evaluate, x, repair=repair, **steps, **limits)
+        if not result.converged:
             return result
         x, target = result.x, result.evaluation.target
-        ahead = acceleration(x, result.evaluation)
-        signed = not self.factor.log_concave
-        return replace(result, ahead=admissible(ahead, x, target, signed))
+        return replace(result, ahead=repair(acceleration(x, result.evaluation), x, target))
 
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
@@ -357,7 +333,7 @@ def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
     C, q = spread.shape[:2]
     cov = np.empty((C, C, B.shape[0]))
     whole = hasattr(B, "quadratic")
-    for rows in [slice(None)] if whole else row_blocks(B.shape[0], q, _BLOCK):
+    for rows in [slice(None)] if whole else gaussian.row_blocks(B.shape[0], q, _BLOCK):
         block = B if whole else B[rows]
         for c in range(C):
             for j in range(c + 1):
@@ -393,12 +369,12 @@ class ClassWeightState:
         for c in range(C):
             for j in range(c + 1):
                 own = precision[:, c] if c == j else 0.0
-                A[c, :, j] = weighted_gram(B, own - precision[:, c] * share[:, j])
+                A[c, :, j] = gaussian.weighted_gram(B, own - precision[:, c] * share[:, j])
                 A[j, :, c] = A[c, :, j].T
         A = A.reshape(C * q, C * q)
-        add_to_diagonal(A, np.tile(prior, C))
-        self.lower = checked_cholesky(A)
-        self.spread = inverse_from_cholesky(self.lower).reshape(C, q, C, q)
+        gaussian.add_to_diagonal(A, np.tile(prior, C))
+        self.lower = gaussian.checked_cholesky(A)
+        self.spread = gaussian.inverse_from_cholesky(self.lower).reshape(C, q, C, q)
         pull = (B.T @ shift).T
         self.coef = (self.spread.reshape(C * q, C * q) @ pull.ravel()).reshape(C, q)
         self.mean = np.asarray(B @ self.coef.T)
@@ -409,7 +385,7 @@ class ClassWeightState:
     @cached_property
     def inverse(self) -> np.ndarray:
         """Lower L^-1, made when it is needed."""
-        return triangular_inverse(self.lower)
+        return gaussian.triangular_inverse(self.lower)
 
     def pull(self) -> np.ndarray:
         """Return what the sites pull the latent values of the rows by at the mean, (n, K)."""

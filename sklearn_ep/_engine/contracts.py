@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .likelihoods import Factor
-from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
+from .loop import Anderson, Evaluation, Result, iterate
 from .sites import Sites, site_change, site_metric
 
 
@@ -191,37 +191,22 @@ class WholeEP:
         marginals = state.mean, state.var, state.extra_var
         update = self.rule(self.factor, self.y, sites, *marginals, self.weight)
         log_evidence = state.log_evidence + self.weight @ update.log_term
-        return Evaluation(
-            target=np.array(update.sites),
-            residual=site_change(sites, update.sites, state.var),
-            metric=site_metric(state.var) * self._root_weight,
-            record={"log_evidence": log_evidence},
-            payload=(state, update),
-        )
+        residual = site_change(sites, update.sites, state.var)
+        metric, record = site_metric(state.var) * self._root_weight, {"log_evidence": log_evidence}
+        return Evaluation(np.array(update.sites), residual, metric, record, (state, update))
 
-    def solve(
-        self,
-        x: np.ndarray,
-        *,
-        tol: float,
-        max_iter: int,
-        damping: float,
-        accelerate: bool,
-        monitor: Monitor = SILENT,
-    ) -> Result:
-        """Iterate to the fixed point from sites x (2, n); see `loop.iterate` for the result."""
-        cold = not np.any(x)
-        return iterate(
-            self.evaluate,
-            x,
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=Anderson(mixing=damping) if accelerate else None,
-            repair=halfway_if_negative if self.factor.log_concave else None,
-            monitor=monitor,
-            undamped_start=cold and accelerate,
-        )
+    def solve(self, x: np.ndarray, *, damping: float, accelerate: bool, **limits: Any) -> Result:
+        """Iterate to the fixed point from sites x (2, n) within limits.
+
+        These are `tol`, `max_iter` and maybe a `monitor`; see `loop.iterate` for them and the
+        result.
+        """
+        repair = halfway_if_negative if self.factor.log_concave else None
+        limits |= dict(damping=damping, repair=repair)
+        if not accelerate:
+            return iterate(self.evaluate, x, **limits)
+        limits |= dict(acceleration=Anderson(mixing=damping), undamped_start=not np.any(x))
+        return iterate(self.evaluate, x, **limits)
 
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""

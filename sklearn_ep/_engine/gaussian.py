@@ -282,9 +282,8 @@ def mirrored(lower: np.ndarray) -> np.ndarray:
 def moments(factor: Natural) -> Moments:
     """Return mean and covariance of a proper factor; raise `ImproperPosterior` otherwise."""
     lower = checked_cholesky(factor.precision)
-    return Moments(
-        cho_solve((lower, True), factor.shift, check_finite=False), inverse_from_cholesky(lower)
-    )
+    mean = cho_solve((lower, True), factor.shift, check_finite=False)
+    return Moments(mean, inverse_from_cholesky(lower))
 
 
 def natural(m: Moments) -> Natural:

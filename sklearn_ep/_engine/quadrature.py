@@ -163,9 +163,8 @@ def logistic_moments(
 def _rules_by_variance(rough: bool) -> list[tuple[float, Any, tuple[np.ndarray, ...]]]:
     """Return the largest variance, the moments and the terms (q,) of each rule."""
     # Gauss-Hermite rules have an error of 1e-9 up to these
-    rules: list[Any] = [
-        (limit, _hermite_moments, gauss_hermite(n)) for limit, n in ((0.1, 9), (0.4, 16), (1.0, 32))
-    ]
+    sizes = (0.1, 9), (0.4, 16), (1.0, 32)
+    rules: list[Any] = [(limit, _hermite_moments, gauss_hermite(n)) for limit, n in sizes]
     if rough:
         terms = [(10.0, (_FIVE_SLOPES**-2.0, _FIVE_WEIGHTS)), (np.inf, _gauss_scales(5))]
     else:
@@ -318,10 +317,8 @@ def tilted_by_panels(
     add panels about the tilted bulk found so far, for factors that are narrow elsewhere. Cost O(n)
     with some 350 evaluations a row and pass.
     """
-    mean, sd = (
-        np.asarray(mean, dtype=float)[:, None],
-        np.sqrt(np.asarray(var, dtype=float))[:, None],
-    )
+    mean, var = (np.asarray(a, dtype=float)[:, None] for a in (mean, var))
+    sd = np.sqrt(var)
     ends = [np.broadcast_to(_ORIGIN, (len(mean), len(_ORIGIN))), mean + sd * _BULK]
     for _ in range(3):
         nodes, weights = gauss_legendre_panels(np.sort(np.hstack(ends), axis=1))

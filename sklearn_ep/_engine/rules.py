@@ -33,7 +33,9 @@ class MomentMatching:
         weight: Any = 1.0,
     ) -> SiteUpdate:
         """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
-        return match_moments(factor, y, sites, copy_cavity(sites, mean, var, weight), extra_var)
+        own = factor if self.exponent == 1.0 else factor.powered(self.exponent)
+        cav = copy_cavity(sites, mean, var, weight, self.exponent)
+        return match_moments(own, y, sites, cav, extra_var, self.exponent)
 
 
 def match_moments(
@@ -52,17 +54,13 @@ def match_moments(
     """
     log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
     left = exponent * factor.contraction(y, cav.mean, cav.var, extra_var, h)
-    return SiteUpdate(
-        Sites(h / left, (g + cav.mean * h) / left),
-        (log_z - log_site_mass(sites, cav.mean, cav.var, exponent)) / exponent,
-        g / exponent,
-        0.5 * (g**2 - h) / exponent,
-        cav.removed,
-        relaxation,
-    )
+    new = Sites(h / left, (g + cav.mean * h) / left)
+    log_term = (log_z - log_site_mass(sites, cav.mean, cav.var, exponent)) / exponent
+    slopes = g / exponent, 0.5 * (g**2 - h) / exponent
+    return SiteUpdate(new, log_term, *slopes, cav.removed, relaxation)
 
 
-class Power:
+class Power(MomentMatching):
     """Power EP (Minka 2004): match moments with a fraction of the factor.
 
     Parameters
@@ -82,21 +80,7 @@ class Power:
     def __init__(self, exponent: float) -> None:
         self.exponent = exponent
 
-    def __call__(
-        self,
-        factor: Any,
-        y: Any,
-        sites: Sites,
-        mean: Any,
-        var: Any,
-        extra_var: Any = 0.0,
-        weight: Any = 1.0,
-    ) -> SiteUpdate:
-        """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
-        cav = copy_cavity(sites, mean, var, weight, self.exponent)
-        return match_moments(factor.powered(self.exponent), y, sites, cav, extra_var, self.exponent)
 
-
-def rule_of_power(power: float) -> MomentMatching | Power:
+def rule_of_power(power: float) -> MomentMatching:
     """Return the rule that matches a share of each factor, moment matching for all of it."""
     return MomentMatching() if power == 1 else Power(power)

@@ -336,13 +336,9 @@ def hyper_attributes(nodes, weights, names, used):
 
     names (T,) are those of the coordinates, `used` is "integrate" or "mode".
     """
-    one = len(nodes) == 1
-    return dict(
-        hyper_nodes_=nodes[0] if one else nodes,
-        hyper_weights_=weights[0] if one else weights,
-        hyper_names_=tuple(names),
-        hyperparameters_used_=used,
-    )
+    nodes, weights = (v[0] if len(v) == 1 else v for v in (nodes, weights))
+    told = dict(hyper_nodes_=nodes, hyper_weights_=weights, hyper_names_=tuple(names))
+    return told | dict(hyperparameters_used_=used)
 
 
 def remarks_of(fits):

@@ -1,6 +1,7 @@
 """What the GP classifiers share: checks, what fits leave, attributes, evidence and diagnosis."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,33 +24,10 @@ from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.rows import find_copies, minibatches, row_keys, taken_copies
 from .._engine.sites import Sites
+from .._estimator import checks, fitting
 from .._estimator.annotations import RowsLike
 from .._estimator.averaged import average_remarks
 from .._estimator.categories import CategoryCoder, category_columns
-from .._estimator.checks import (
-    Training,
-    check_choice,
-    check_flag,
-    check_hyperparameters,
-    check_number,
-    checked_class_weights,
-    checked_weights,
-    refuse_joint,
-    same_units,
-    spread_rows,
-    validate_training,
-    warn_of_spreads,
-)
-from .._estimator.fitting import (
-    BinaryFit,
-    hyper_attributes,
-    one_or_stack,
-    remarks_of,
-    replace_fitted,
-    run_attributes,
-    signs_of,
-    warn_not_converged,
-)
 from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._hyperparameters import central_differences, learned_coordinates
@@ -149,6 +127,12 @@ def single_holds(weight):
     return LIMITS.thirds <= weight.sum() <= max(LIMITS.dense, len(weight))
 
 
+def part_of(plan, rows):
+    """Return a plan of rows in memory for some of them."""
+    names = "X", "coordinates", "y", "weight"
+    return replace(plan, **{name: getattr(plan, name)[rows] for name in names})
+
+
 def share_of_copies(weight, rows):
     """Return the share of all copies, weight (n,), that some of the rows have."""
     return float(weight[rows].sum() / weight.sum())
@@ -237,7 +221,7 @@ def allows_joint(estimator, through_points, settings):
     most = f"more than {MOST_WEIGHTS} classes times inducing points"
     excludes = settings | {most: through_points and m * K > MOST_WEIGHTS}
     for setting in (name for name, excluding in excludes.items() if excluding):
-        refuse_joint(estimator, setting)
+        checks.refuse_joint(estimator, setting)
     return not any(excludes.values())
 
 
@@ -320,23 +304,19 @@ def spread_of(estimator, training):
 
 def sweeps_of(estimator):
     """Return how EP runs at a kernel, as keywords of `solve`."""
-    return dict(
-        tol=estimator.tol,
-        max_iter=estimator.max_sweeps,
-        damping=estimator.damping,
-        accelerate=estimator.acceleration is not None,
-    )
+    limits = dict(tol=estimator.tol, max_iter=estimator.max_sweeps)
+    return limits | dict(damping=estimator.damping, accelerate=estimator.acceleration is not None)
 
 
 def check_same_rows(estimator, rows):
     """Raise a ValueError unless rows given once more are those of the fit."""
     X = estimator._check_new(rows.X)
-    weight = checked_weights(rows.sample_weight, X)
+    weight = checks.checked_weights(rows.sample_weight, X)
     y, kept = np.searchsorted(estimator.classes_, rows.y), weight > 0
     plan, same = estimator._plan, len(y) == len(X)
     if same:
         weight = estimator._class_weighted(y[kept], weight[kept])
-        given = without_copies(Training(X[kept], y[kept], weight, kept), estimator.kernel)[0]
+        given = without_copies(checks.Training(X[kept], y[kept], weight, kept), estimator.kernel)[0]
         pairs = (given.X, plan.X), (given.y, plan.y), (given.weight, plan.weight)
         same = all(np.array_equal(a, b) for a, b in pairs)
     if not same:
@@ -421,8 +401,8 @@ def last_sites(last, kernel, empty, spread):
     `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
     otherwise, `spread` is that of the rows.
     """
-    dense = last is not None and isinstance(last.runs[0], BinaryFit)
-    if dense and last.sites.shape == empty.shape and same_units(last.spread, spread):
+    dense = last is not None and isinstance(last.runs[0], fitting.BinaryFit)
+    if dense and last.sites.shape == empty.shape and checks.same_units(last.spread, spread):
         thetas = [f.attributes["kernel"].theta for f in last.runs]
         if len(thetas[0]) == kernel.n_dims:
             return thetas, list(last.sites)
@@ -442,26 +422,23 @@ def attributes_of_points(fit):
     """Return the attributes that tell of the inducing points of a `GPFit`."""
     if fit.inducing_points is None:
         return dict(method_="dense")
-    means, covs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
-    return dict(
-        method_="sparse",
-        inducing_points_=fit.inducing_points,
-        inducing_mean_=one_or_stack(means),
-        inducing_cov_=one_or_stack(covs),
-    )
+    pairs = zip(*map(_inducing_moments, fit.posteriors), strict=True)
+    mean, cov = map(fitting.one_or_stack, pairs)
+    told = dict(method_="sparse", inducing_points_=fit.inducing_points)
+    return told | dict(inducing_mean_=mean, inducing_cov_=cov)
 
 
 def attributes_of_sites(fit, kept):
     """Return the attributes that tell of the sites of the rows, which `kept` marks."""
     if fit.sites is None:
         return {}
-    precision, shift = one_or_stack(fit.sites[:, 0]), one_or_stack(fit.sites[:, 1])
+    precision, shift = fitting.one_or_stack(fit.sites[:, 0]), fitting.one_or_stack(fit.sites[:, 1])
     if fit.joint:  # sites have an entry a class, last
         precision, shift = precision.T, shift.T
     return dict(
-        site_precision_=spread_rows(fit.shared(precision), kept),
-        site_shift_=spread_rows(fit.shared(shift), kept),
-        loo_proba_=spread_rows(fit.of_rows(fit.loo_proba), kept, np.nan),
+        site_precision_=checks.spread_rows(fit.shared(precision), kept),
+        site_shift_=checks.spread_rows(fit.shared(shift), kept),
+        loo_proba_=checks.spread_rows(fit.of_rows(fit.loo_proba), kept, np.nan),
     )
 
 
@@ -478,14 +455,14 @@ def attributes_of_averages(fit, learned, learned_rate):
         each = ((a["average"].phi, a["average"].weight, *(a[n] for n in told)) for a in own)
     nodes, weights, names, *rest = map(list, zip(*each, strict=True))
     thetas, spreads = (values[0] if len(nodes) == 1 else values for values in rest)
-    attributes = hyper_attributes(nodes, weights, names[0], used)
+    attributes = fitting.hyper_attributes(nodes, weights, names[0], used)
     return attributes | dict(hyper_theta_=thetas, hyper_anisotropy_=spreads)
 
 
 def attributes_of_lengths(fit):
     """Return how many ratios of lengths the rows of a `GPFit` tell, of averages over kernels."""
     own = [run.attributes["average"] for run in fit.runs if "average" in run.attributes]
-    return {"effective_lengths_": one_or_stack([a.n_inner for a in own])} if own else {}
+    return {"effective_lengths_": fitting.one_or_stack([a.n_inner for a in own])} if own else {}
 
 
 def _modes(fit, own, learned, learned_rate):
@@ -511,10 +488,7 @@ class WithLearned:
     """
 
     def __init__(self, monitor, learned):
-        self.monitor, self.learned = monitor, learned
-
-    def begin(self, name="iteration"):
-        self.monitor.begin(name)
+        self.monitor, self.learned, self.begin = monitor, learned, monitor.begin
 
     def end(self, record, payload):
         state = payload[0] if isinstance(payload, tuple) else payload
@@ -553,17 +527,14 @@ def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, *
     history = ending_in(trace.history, {"residual": result.residual, **record})
     more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter, **left_out)
     reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
-    return BinaryFit(posterior, history, reason, log_evidence, more, remark_of(end))
+    return fitting.BinaryFit(posterior, history, reason, log_evidence, more, remark_of(end))
 
 
 def attributes_of_nodes(average, theta, names):
     """Return what an `Average` leaves in the attributes of a fit, with theta (p,) of its nodes."""
-    return dict(
-        average=average._replace(nodes=[n._replace(payload=None) for n in average.nodes]),
-        anisotropy=np.array([n.payload.s for n in average.nodes]),
-        theta=np.array(theta),
-        names=names,
-    )
+    spreads = np.array([n.payload.s for n in average.nodes])
+    bare = average._replace(nodes=[n._replace(payload=None) for n in average.nodes])
+    return dict(average=bare, anisotropy=spreads, theta=np.array(theta), names=names)
 
 
 def evidence_at(at, y, theta, fit, slopes, exact):
@@ -574,7 +545,7 @@ def evidence_at(at, y, theta, fit, slopes, exact):
     differences.
     """
     C = len(fit.posteriors)
-    labels = [y] if fit.joint else [signs_of(y, k, C) for k in range(C)]
+    labels = [y] if fit.joint else [fitting.signs_of(y, k, C) for k in range(C)]
     problems = list(zip(range(C), labels, fit.sites, strict=True))
     parts = np.split(theta, C)
     found = [at(*p, part, slopes and exact) for p, part in zip(problems, parts, strict=True)]
@@ -654,17 +625,17 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
                 "kernel cannot be a CompoundKernel: give the kernel of one class, from which each "
                 "of several classes starts."
             )
-        check_choice("method", self.method, ["auto", "dense", "sparse"])
-        check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
-        check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
-        check_number("jitter", self.jitter, 0)
-        check_hyperparameters(self.hyperparameters)
+        checks.check_choice("method", self.method, ["auto", "dense", "sparse"])
+        checks.check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
+        checks.check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
+        checks.check_number("jitter", self.jitter, 0)
+        checks.check_hyperparameters(self.hyperparameters)
         if not isinstance(self.class_weight, dict):
-            check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
+            checks.check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
 
     def _class_weighted(self, y, weight):
         """Return the copies (n,) of rows with class indices y times the weights of the classes."""
-        return weight * checked_class_weights(self, self.classes_[y], weight)[y]
+        return weight * checks.checked_class_weights(self, self.classes_[y], weight)[y]
 
     @property
     def _takes_objects(self):
@@ -695,19 +666,19 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         """Return the checked `Training` with weights of rows times those of classes."""
         self._coder = None
         if self._takes_objects:
-            free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
-            training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
+            free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False, dtype=None)
+            training = checks.validate_training(self, object_rows(X), y, sample_weight, **free)
         else:
             coded = X
             # categories become indicators
             if self.kernel is None and hasattr(X, "dtypes") and category_columns(X):
                 self._coder = CategoryCoder()
                 coded = self._coder.fit_transform(X)
-            training = validate_training(self, coded, y, sample_weight, dtype)
+            training = checks.validate_training(self, coded, y, sample_weight, dtype)
             if coded is not X:  # names and number of columns are those of the caller
                 validate_data(self, X, skip_check_array=True)
             if self.kernel is None:
-                warn_of_spreads(self, training.X)
+                checks.warn_of_spreads(self, training.X)
         return training._replace(weight=self._class_weighted(training.y, training.weight))
 
     @property
@@ -723,18 +694,18 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         """
         self._plan, self._fitted = plan, fit
         learned = plan is not None and self.optimizer is not None
-        attributes = run_attributes(fit.runs) | attributes_of_points(fit)
+        attributes = fitting.run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
         learned_rate = getattr(self, "label_noise", None) == "learn"
         attributes |= attributes_of_averages(fit, learned, learned_rate)
-        replace_fitted(self, attributes)
+        fitting.replace_fitted(self, attributes)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
         self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
         self.log_marginal_likelihood_value_ = self.log_evidence_
         self._posteriors = fit.posteriors
         if not self.converged_:
             advice = "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude"
-            warn_not_converged(self, advice, remarks_of(fit.runs))
+            fitting.warn_not_converged(self, advice, fitting.remarks_of(fit.runs))
         if plan is not None and self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(fit.kernel)
         return self
@@ -770,13 +741,13 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         .. [1] M. Opper and O. Winther, "Variational linear response", NIPS 2003.
         """
         mean, var = super().latent_mean_and_variance(X)
-        check_flag("corrected", corrected)
+        checks.check_flag("corrected", corrected)
         if not corrected:
             return mean, var
         check_responds(self, "corrected")
         X = self._check_new(X)
         each = [added_variance(p, X, *args) for p, args in site_problems(self)]
-        return mean, var + one_or_stack(each, axis=1)
+        return mean, var + fitting.one_or_stack(each, axis=1)
 
     def log_marginal_likelihood(
         self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
@@ -843,7 +814,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         if len(fit.posteriors) > 1:
             own = "they are those of one problem, and each class has its own."
             return None, (*told, left_out + own)
-        posterior, sign = fit.posteriors[0], signs_of(plan.y, 0, 1)
+        posterior, sign = fit.posteriors[0], fitting.signs_of(plan.y, 0, 1)
         posterior = fit.runs[0].attributes.get("posterior_of_sites", posterior)
         latent = draw_latent(posterior, plan.X, n_draws, rng)
         if latent.ndim == 3:

@@ -12,39 +12,16 @@ from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import Power
+from .._estimator import checks
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
-from .._estimator.checks import (
-    check_choice,
-    check_common,
-    check_number,
-    draw_seed,
-    is_unweighted_part_list,
-    warn_of_spreads,
-)
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_method, fit_problems
 from .._estimator.row_parts import array_parts
-from ._base import (
-    GaussianProcessBase,
-    allows_joint,
-    attributes_of_lengths,
-    begins_with_some_rows,
-    factor_of,
-    joined_fits,
-    spread_of,
-    without_copies,
-)
+from . import _base as base
 from ._dense import plan_dense
 from ._dense_fit import fit_dense
 from ._hyperparameters import wants_average
-from .inducing.fit import (
-    averages_as_dense,
-    fit_inducing,
-    kernels_of_some_rows,
-    may_start_warm,
-    plan_inducing,
-    posteriors_of,
-)
+from .inducing import fit as inducing
 from .inducing.learning import STEP_RULES
 from .inducing.rows import check_part_list, described
 from .inducing.stream import check_stream, fit_stream, plan_stream
@@ -53,16 +30,16 @@ from .inducing.stream import check_stream, fit_stream, plan_stream
 def _check_inducing_parameters(estimator):
     """Check the parameters that only matter with inducing points."""
     if not isinstance(estimator.learn_inducing, bool | np.bool_):
-        check_choice("learn_inducing", estimator.learn_inducing, ["auto"], "a bool")
+        checks.check_choice("learn_inducing", estimator.learn_inducing, ["auto"], "a bool")
     if not callable(estimator.optimizer):
         rules = ["auto", "fmin_l_bfgs_b", *STEP_RULES, None]
-        check_choice("optimizer", estimator.optimizer, rules, "a function")
+        checks.check_choice("optimizer", estimator.optimizer, rules, "a function")
     elif estimator.method == "sparse" or estimator._asks_for_inducing:
         raise ValueError("a callable optimizer belongs to method='dense'.")
-    check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
-    check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
-    check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
-    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
+    checks.check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
+    checks.check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
+    checks.check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
+    checks.check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
     if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":
         raise ValueError(
             "batch_size needs an optimizer that takes steps: one of "
@@ -86,7 +63,7 @@ def _takes_joint(estimator, through_points, begins=False):
         f"power={estimator.power!r}": estimator.power < 1,
         "site_memory='average'": average,
     }
-    allowed = allows_joint(estimator, through_points, settings)
+    allowed = base.allows_joint(estimator, through_points, settings)
     asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
     wanted = asked or (several and estimator.multi_class == "auto")
     # with a kernel to learn, passes of one class against the rest are the cheaper default
@@ -94,7 +71,7 @@ def _takes_joint(estimator, through_points, begins=False):
     return wanted and affordable and allowed
 
 
-class EPGaussianProcessClassifier(GaussianProcessBase):
+class EPGaussianProcessClassifier(base.GaussianProcessBase):
     """Gaussian-process classifier with the posterior of expectation propagation.
 
     **You will set** `kernel`, `hyperparameters`, `n_inducing`, `multi_class` and `class_weight`.
@@ -505,30 +482,25 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self.verbose = verbose
 
     def _check_parameters(self):
-        check_common(self)
+        checks.check_common(self)
         self._check_gp_parameters()
         _check_inducing_parameters(self)
         if any(hasattr(self.likelihood, name) for name in ("tilted", "log_prob")):
             require("factor", self.likelihood, (*FACTOR_NEEDS, "log_prob"), "likelihood")
         else:
-            check_choice(
-                "likelihood", self.likelihood, list(LIKELIHOODS), "an object with log_prob"
-            )
-        check_number("power", self.power, 0, 1, boundaries="right")
+            other = "an object with log_prob"
+            checks.check_choice("likelihood", self.likelihood, list(LIKELIHOODS), other)
+        checks.check_number("power", self.power, 0, 1, boundaries="right")
         if self.power < 1:
-            require("factor", factor_of(self), Power.factor_needs, f"power={self.power}")
-        check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
-        check_choice("acceleration", self.acceleration, ["anderson", None])
-        check_number("max_sweeps", self.max_sweeps, 1, integer=True)
+            require("factor", base.factor_of(self), Power.factor_needs, f"power={self.power}")
+        checks.check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
+        checks.check_choice("acceleration", self.acceleration, ["anderson", None])
+        checks.check_number("max_sweeps", self.max_sweeps, 1, integer=True)
 
     @property
     def _asks_for_inducing(self):
-        return (
-            self.inducing_points is not None
-            or self.batch_size is not None
-            or self.site_memory == "average"
-            or self.optimizer in STEP_RULES
-        )
+        given = self.inducing_points is not None or self.batch_size is not None
+        return given or self.site_memory == "average" or self.optimizer in STEP_RULES
 
     @property
     def _needs_all_rows(self):
@@ -540,7 +512,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         free = self.method == "auto" and not self._asks_for_inducing
         if free and self._needs_all_rows:
             return False
-        return (free and begins_with_some_rows(self, n_rows)) or super()._through_points(n_rows)
+        some_first = free and base.begins_with_some_rows(self, n_rows)
+        return some_first or super()._through_points(n_rows)
 
     @fit_method
     @with_callbacks
@@ -575,12 +548,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_unweighted_part_list(X, y, sample_weight):
+        if checks.is_unweighted_part_list(X, y, sample_weight):
             check_part_list(self)
             self._coder = None
             return self._fit_inducing(X, None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        distinct, copies = without_copies(training, self.kernel)
+        distinct, copies = base.without_copies(training, self.kernel)
         if self._through_points(len(distinct.y)):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training, distinct
@@ -593,26 +566,27 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         joint = _takes_joint(self, False)
         plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        fit = joined_fits(fits, training.y, spread_of(self, training), joint, copies=copies)
-        told = dict(variance_temper_=fit.temper) | attributes_of_lengths(fit)
+        spread = base.spread_of(self, training)
+        fit = base.joined_fits(fits, training.y, spread, joint, copies=copies)
+        told = dict(variance_temper_=fit.temper) | base.attributes_of_lengths(fit)
         return self._store(plan, fit, training.kept, **told)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
-        seed = draw_seed(self.random_state)
+        seed = checks.draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
-            begins = begins_with_some_rows(self, sum(data.sizes))
+            begins = base.begins_with_some_rows(self, sum(data.sizes))
             joint = _takes_joint(self, True, begins)
-            monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
-            known = None
-            if (begins and not may_start_warm(self, data)) or averages_as_dense(self, data):
-                known = kernels_of_some_rows(self, run, data, monitor, joint)
-            plan = plan_inducing(self, data, joint, seed, known)
-            fit = fit_inducing(plan, run, monitor)
+            monitor, known = FitMonitor(self, X, y, None, inducing.attributes_so_far), None
+            anew = begins and not inducing.may_start_warm(self, data)
+            if anew or inducing.averages_as_dense(self, data):
+                known = inducing.kernels_of_some_rows(self, run, data, monitor, joint)
+            plan = inducing.plan_inducing(self, data, joint, seed, known)
+            fit = inducing.fit_inducing(plan, run, monitor)
             monitor.finish()
         told = dict(learn_inducing_=plan.learn_inducing, variance_temper_=fit.temper)
-        told |= attributes_of_lengths(fit)
+        told |= base.attributes_of_lengths(fit)
         return self._store(plan, fit, kept, **told)
 
     @fit_method
@@ -669,7 +643,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         row that was ever seen; "average" keeps none of them. Up to 1000 rows wait for the lengths.
         """
         self._check_parameters()
-        check_number("forgetting", forgetting, 0, 1, boundaries="right")
+        checks.check_number("forgetting", forgetting, 0, 1, boundaries="right")
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all rows, which partial_fit does not see: give "
@@ -703,7 +677,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             raise ValueError("classes must be passed on the first call to partial_fit.")
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
         if first and self.kernel is None:
-            warn_of_spreads(self, X)
+            checks.warn_of_spreads(self, X)
         check_classification_targets(y)
         known = np.unique(classes) if first else self.classes_
         if len(known) < 2:

@@ -20,39 +20,9 @@ from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites, cavity
 from .._estimator.checks import count_problems
-from ._base import (
-    check_kernel,
-    class_cavity,
-    copies_left_out,
-    evidence_at,
-    factor_of,
-    initial_kernel,
-    last_sites,
-    left_out_classes,
-    log_sides,
-    mixed_logs,
-    places_of_rows,
-    single_holds,
-    spread_of,
-    sweeps_of,
-    takes_temper,
-    third_of_rows,
-)
+from . import _base as base
+from . import _hyperparameters as spaces
 from ._dense_gp import DenseGPPosterior, KernelGP
-from ._hyperparameters import (
-    JOINT_ACCURACY,
-    LEARNING_TOL,
-    EPNode,
-    KernelScales,
-    ThetaSpace,
-    kernel_prior,
-    kernel_settings,
-    n_length_scales,
-    random_starts,
-    settled,
-    tol_of_nodes,
-    wants_average,
-)
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import span_coordinates, with_own_lengths, with_theta
 from ._limits import LIMITS
@@ -75,14 +45,14 @@ class BinaryModel:
     factor: Any
     rule: Any
     searching: bool = field(default=False, kw_only=True)
-    learning_tol: ClassVar[float] = LEARNING_TOL
+    learning_tol: ClassVar[float] = spaces.LEARNING_TOL
     accuracy: ClassVar[Accuracy] = Accuracy()
     exact_gradient: ClassVar[bool] = True
     node_tol: ClassVar[float] = _NODE_TOL
 
     def ep(self, kernel, X, sign, weight):
         """Return the fixed-point map of EP."""
-        latent = KernelGP(kernel, X, self.searching and single_holds(weight))
+        latent = KernelGP(kernel, X, self.searching and base.single_holds(weight))
         return WholeEP(latent, self.factor, sign, weight, self.rule)
 
     def rough(self, averages):
@@ -118,8 +88,8 @@ class BinaryModel:
         for result in results:
             state = result.evaluation.payload[0]
             cav = cavity(Sites(*result.x), state.mean, state.var, copies)
-            each.append(log_sides(self.factor, cav.mean, cav.var + state.extra_var))
-        return dict(loo_log=mixed_logs(weight, np.array(each), (sign, copies)))
+            each.append(base.log_sides(self.factor, cav.mean, cav.var + state.extra_var))
+        return dict(loo_log=base.mixed_logs(weight, np.array(each), (sign, copies)))
 
 
 @dataclass(frozen=True)
@@ -135,7 +105,7 @@ class JointModel:
     tempered: bool = False
     searching: bool = field(default=False, kw_only=True)
     learning_tol: ClassVar[float] = _JOINT_TOL
-    accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
+    accuracy: ClassVar[Accuracy] = spaces.JOINT_ACCURACY
     node_tol: ClassVar[float] = _JOINT_NODE_TOL
 
     @property
@@ -145,7 +115,7 @@ class JointModel:
 
     def ep(self, kernel, X, y, weight):
         """Return the fixed-point map of EP."""
-        structure = JointGP(kernel, X, self.searching and single_holds(weight))
+        structure = JointGP(kernel, X, self.searching and base.single_holds(weight))
         return JointEP(structure, self.factor, y, weight)
 
     def rough(self, averages):
@@ -175,8 +145,8 @@ class JointModel:
 
         `rows` are class indices, copies, and those that go with each row.
         """
-        nodes = [class_cavity(result, rows[-1])[:2] for result in results]
-        return left_out_classes(self.factor, nodes, weight, rows, self.tempered)
+        nodes = [base.class_cavity(result, rows[-1])[:2] for result in results]
+        return base.left_out_classes(self.factor, nodes, weight, rows, self.tempered)
 
 
 class KernelSearch(NamedTuple):
@@ -212,7 +182,7 @@ class DensePlan:
     weight: np.ndarray
     kernel: Kernel
     model: BinaryModel | JointModel
-    space: ThetaSpace | KernelScales | None
+    space: spaces.ThetaSpace | spaces.KernelScales | None
     search: KernelSearch
     sweeps: dict[str, Any]
     starts: list
@@ -232,7 +202,7 @@ class DensePlan:
         count = np.bincount(code, self.weight)
         of_frequencies = count @ np.log(count / count.sum())
         told = np.zeros((len(code), len(labels)))
-        np.add.at(told, (places_of_rows(self.X, self.weight), code), self.weight)
+        np.add.at(told, (base.places_of_rows(self.X, self.weight), code), self.weight)
         of_rows = _evidence_of_rows_alone(told)
         return log_evidence < max(of_rows + 2.0, of_frequencies + max(2.0, -0.05 * of_frequencies))
 
@@ -241,14 +211,14 @@ class DensePlan:
 
         By the `results` of nodes with weight (M,).
         """
-        rows = y, self.weight, copies_left_out(self.X, y, self.weight)
+        rows = y, self.weight, base.copies_left_out(self.X, y, self.weight)
         return self.model.left_out(results, weight, *rows)
 
     def some_rows(self):
         """Return a third of the rows, to begin with; None for few rows and warm starts."""
         if not self.fresh:
             return None
-        return third_of_rows(self.X, self.y, self.weight, LIMITS.thirds)
+        return base.third_of_rows(self.X, self.y, self.weight, LIMITS.thirds)
 
     @property
     def n_copies(self):
@@ -258,17 +228,12 @@ class DensePlan:
     @property
     def averages(self):
         """Whether the kernel is averaged over."""
-        return isinstance(self.space, KernelScales)
+        return isinstance(self.space, spaces.KernelScales)
 
     @property
     def response_share(self):
         """Share of a factor that its site matches, None for several classes jointly."""
         return self.model.rule.exponent if isinstance(self.model, BinaryModel) else None
-
-    def part(self, rows):
-        """Return the plan of some of the rows."""
-        names = "X", "coordinates", "y", "weight"
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def ep(self, kernel, y):
         """Return the fixed-point map of EP at a kernel for the labels of a problem."""
@@ -306,7 +271,7 @@ class DensePlan:
             gradient = ep.evidence_gradient(state) if slopes else None
             return result.evaluation.record["log_evidence"], gradient
 
-        return evidence_at(at, self.y, theta, fit, slopes, self.model.exact_gradient)
+        return base.evidence_at(at, self.y, theta, fit, slopes, self.model.exact_gradient)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -354,30 +319,30 @@ class DenseProblem:
         if not known:
             x = self.x if near is None else near.result.x
             if plan.averages:  # sites have to settle; near neighbours need two to six sweeps
-                tol = tol_of_nodes(model.node_tol, plan.n_copies)
+                tol = spaces.tol_of_nodes(model.node_tol, plan.n_copies)
                 steps = plan.sweeps | dict(tol=tol, max_iter=40)
                 solve, damping = partial(ep.solve, **steps), steps["damping"]
-                result = settled(solve, x, model.no_sites(self.y), damping)
+                result = spaces.settled(solve, x, model.no_sites(self.y), damping)
             else:
                 tol = max(plan.sweeps["tol"], model.learning_tol)
                 result = ep.solve(x, **plan.sweeps | dict(tol=tol))
             if result is None:
                 return None
-            found = EPNode(theta, result.evaluation.payload[0], result)
+            found = spaces.EPNode(theta, result.evaluation.payload[0], result)
         if slopes:
             found = found._replace(slope=ep.evidence_gradient(found.state))
         return found
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return DenseProblem(self.plan.part(rows), self.y[rows], self.x[:, rows])
+        return DenseProblem(base.part_of(self.plan, rows), self.y[rows], self.x[:, rows])
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows.
 
         Of the others they are what these foretell.
         """
-        posterior = self.plan.part(rows).posterior(node.payload)
+        posterior = base.part_of(self.plan, rows).posterior(node.payload)
         foretold = self.plan.model.foretold_sites(posterior, self.plan.X, self.y)
         foretold[:, rows] = node.payload.result.onwards
         return replace(self, x=foretold)
@@ -385,21 +350,21 @@ class DenseProblem:
 
 def plan_dense(estimator, training, joint):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
-    spread = spread_of(estimator, training)
-    kernel = initial_kernel(estimator, spread**2)
+    spread = base.spread_of(estimator, training)
+    kernel = base.initial_kernel(estimator, spread**2)
     kernel, space = _space(estimator, training, kernel, joint)
     rng = check_random_state(estimator.random_state)
     if estimator.kernel is not None:  # the default one is positive definite
-        check_kernel(kernel, kernel(training.X))
+        base.check_kernel(kernel, kernel(training.X))
     model: BinaryModel | JointModel
     if joint:
-        K, tempered = len(estimator.classes_), takes_temper(estimator)
+        K, tempered = len(estimator.classes_), base.takes_temper(estimator)
         model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], K, tempered)
         empty = empty_sites(training.y, K)[None]
     else:
-        model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
+        model = BinaryModel(base.factor_of(estimator), rule_of_power(estimator.power))
         empty = np.zeros((count_problems(estimator), 2, len(training.y)))
-    starts, sites = last_sites(estimator._last_fit, kernel, empty, spread)
+    starts, sites = base.last_sites(estimator._last_fit, kernel, empty, spread)
     pairs = zip(sites, empty, strict=True)
     return DensePlan(
         X=training.X,
@@ -410,7 +375,7 @@ def plan_dense(estimator, training, joint):
         model=model,
         space=space,
         search=_search(estimator, kernel, space, rng),
-        sweeps=sweeps_of(estimator),
+        sweeps=base.sweeps_of(estimator),
         starts=starts,
         sites=sites,
         fresh=all(np.array_equal(*pair) for pair in pairs),
@@ -426,33 +391,33 @@ def _space(estimator, training, kernel, joint):
     # one length that all of several classes share is known well, however few the rows: averages
     # over it move the log loss by .002 or less on four sets of five (iris, .011 lower), for up to
     # half of the time again
-    sharp = several and not own_lengths and n_length_scales(kernel) == 1
+    sharp = several and not own_lengths and spaces.n_length_scales(kernel) == 1
     settings = {
         "optimizer=None": estimator.optimizer is None,
         "an optimizer of your own": callable(estimator.optimizer),
-        **kernel_settings(kernel),
+        **spaces.kernel_settings(kernel),
     }
-    if wants_average(estimator, len(training.y), settings, sharp):
+    if spaces.wants_average(estimator, len(training.y), settings, sharp):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
-        spread = spread_of(estimator, training)
-        prior = kernel_prior(kernel, factor_of(estimator), spread, several)
-        lengths = KernelScales.at(kernel, kernel.theta).lengths
-        return kernel, KernelScales(kernel, np.zeros(len(lengths)), prior)
+        spread = base.spread_of(estimator, training)
+        prior = spaces.kernel_prior(kernel, base.factor_of(estimator), spread, several)
+        lengths = spaces.KernelScales.at(kernel, kernel.theta).lengths
+        return kernel, spaces.KernelScales(kernel, np.zeros(len(lengths)), prior)
     learns = estimator.optimizer is not None and kernel.n_dims > 0
-    return kernel, ThetaSpace(kernel) if learns else None
+    return kernel, spaces.ThetaSpace(kernel) if learns else None
 
 
 def _search(estimator, kernel, space, rng):
     """Return the `KernelSearch`, with ever shorter lengths for one that ends flat."""
     optimizer = estimator.optimizer if callable(estimator.optimizer) else None
     shorter = None
-    default = estimator.kernel is None and optimizer is None and n_length_scales(kernel) > 0
-    if isinstance(space, KernelScales) or default:
+    default = estimator.kernel is None and optimizer is None and spaces.n_length_scales(kernel) > 0
+    if isinstance(space, spaces.KernelScales) or default:
         shorter = np.tile(kernel.theta, (4, 1))
-        places = KernelScales.at(kernel, kernel.theta).lengths
+        places = spaces.KernelScales.at(kernel, kernel.theta).lengths
         shorter[:, places] -= np.log([3.0, 9.0, 27.0, 81.0])[:, None]
         shorter = np.clip(shorter, *kernel.bounds.T)
     n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
-    restarts = random_starts(kernel.bounds, n_restarts, rng)
+    restarts = spaces.random_starts(kernel.bounds, n_restarts, rng)
     return KernelSearch(optimizer, restarts, shorter, estimator.max_iter)

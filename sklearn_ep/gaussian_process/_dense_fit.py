@@ -14,29 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp, softmax
 
-from .._engine.hyper import (
-    KEPT,
-    TO_THE_MODE,
-    Average,
-    Node,
-    Nodes,
-    Spacing,
-    ascend,
-    average_of,
-    integrate,
-    sample_about,
-    search_from_rows,
-    search_mode,
-)
+from .._engine import hyper
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._estimator.averaged import AveragedPosterior
-from ._base import (
-    attributes_of_nodes,
-    average_alone,
-    fit_of_sites,
-    share_of_copies,
-    watch_of_sweeps,
-)
+from . import _base as base
 from ._dense import DenseProblem
 from ._hyperparameters import KernelScales, LengthSpace, or_refuse, search_by_function
 from ._kernels import with_theta
@@ -73,7 +54,7 @@ class SpreadLimits(NamedTuple):
 PATH = SpreadLimits()
 # Spacing of a lattice beside lengths that differ, and of one of several classes, in the main the
 # neighbours of the mode.
-_COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
+_COARSE, _SHORT = hyper.Spacing(2.0, 5.5, 20), hyper.Spacing(2.0, 3.5, 9)
 
 
 class LearnedKernel(NamedTuple):
@@ -90,7 +71,7 @@ def fit_dense(plan, y, monitor, k, kernel_only=False):
     `LearnedKernel`, with sites as far as the search goes.
     """
     trace, averages = Trace(monitor), plan.averages
-    theta, x, end = plan.starts[k], plan.sites[k], KEPT
+    theta, x, end = plan.starts[k], plan.sites[k], hyper.KEPT
     most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
         first, starts = _first_nodes(plan, y, k)
@@ -98,7 +79,7 @@ def fit_dense(plan, y, monitor, k, kernel_only=False):
         nodes, mode, end = or_refuse(_again_if_flat(found, first, trace, monitor))
         most = plan.sweeps["max_iter"]
         if averages and end.reason == "asked":
-            average = average_of([mode], np.array([mode.log_evidence]))
+            average = hyper.average_of([mode], np.array([mode.log_evidence]))
         elif averages:
             several = len(nodes.space.lengths) > 1
             # a phase also where lengths alone are compared, without a lattice
@@ -115,13 +96,13 @@ def fit_dense(plan, y, monitor, k, kernel_only=False):
             x = mode.payload.result.x if averages else mode.payload.result.onwards
     ends = () if averages else ("converged", "stuck", "max_iter")
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    watch, kernel = watch_of_sweeps(trace, end, theta, ends), with_theta(plan.kernel, theta)
+    watch, kernel = base.watch_of_sweeps(trace, end, theta, ends), with_theta(plan.kernel, theta)
     result = plan.converged(kernel, y, x, most, watch)
     if average is not None:
         return _mixed_fit(plan, y, average, trace, end, result)
     posterior = plan.posterior((theta, result.evaluation.payload[0]))
     left = plan.left_out([result], np.ones(1), y)
-    return fit_of_sites(posterior, trace, end, result, kernel, left)
+    return base.fit_of_sites(posterior, trace, end, result, kernel, left)
 
 
 def _mixed_fit(plan, y, average, trace, end, result):
@@ -131,11 +112,11 @@ def _mixed_fit(plan, y, average, trace, end, result):
     own[heaviest] = own[heaviest]._replace(**refined)
     posteriors = [plan.posterior(n) for n in own]
     mixed = plan.left_out([n.result for n in own], average.weight, y)
-    more = attributes_of_nodes(average, [n.point for n in own], plan.space.names)
+    more = base.attributes_of_nodes(average, [n.point for n in own], plan.space.names)
     more |= dict(posterior_of_sites=posteriors[heaviest])
     kernel = with_theta(plan.kernel, average.weight @ more["theta"])
     posterior = AveragedPosterior(posteriors, average.weight)
-    fit: Any = fit_of_sites(posterior, trace, end, result, kernel, mixed, **more)
+    fit: Any = base.fit_of_sites(posterior, trace, end, result, kernel, mixed, **more)
     asked = end.reason == "asked"
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
@@ -143,7 +124,7 @@ def _mixed_fit(plan, y, average, trace, end, result):
 def _first_nodes(plan, y, k):
     """Return the `Nodes` of problem k, and where a search begins."""
     passing = plan.model.rough(plan.averages)
-    nodes = Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), plan.space)
+    nodes = hyper.Nodes(DenseProblem(replace(plan, model=passing), y, plan.sites[k]), plan.space)
     return nodes, [plan.space.phi(theta) for theta in (plan.starts[k], *plan.search.restarts)]
 
 
@@ -188,7 +169,7 @@ def _mode_from(nodes, starts, trace, watch=SILENT):
     optimizer, rows, averages = plan.search.optimizer, plan.some_rows(), plan.averages
     if optimizer is not None:
         return nodes, *search_by_function(optimizer, nodes.evaluate, starts, bounds, trace)
-    accuracy = TO_THE_MODE if averages else plan.model.accuracy
+    accuracy = hyper.TO_THE_MODE if averages else plan.model.accuracy
     exact, patient = plan.model.exact_gradient, LIMITS.patient / plan.n_copies
     if averages and len(plan.space.lengths) > 1 and plan.n_copies > LIMITS.several:
         # half an sd: one part of a mixture
@@ -197,11 +178,11 @@ def _mode_from(nodes, starts, trace, watch=SILENT):
     phi, *others = starts
     options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=others, monitor=trace)
     if rows is None:
-        found = search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
+        found = hyper.search_mode(nodes.evaluate, phi, bounds, accuracy, **options)
         return found and (nodes, *found)
     options |= dict(exact_gradient=exact, patient=patient, watch=watch)
-    share = share_of_copies(plan.weight, rows)
-    return search_from_rows(nodes, rows, share, phi, accuracy, **options)
+    share = base.share_of_copies(plan.weight, rows)
+    return hyper.search_from_rows(nodes, rows, share, phi, accuracy, **options)
 
 
 def _average(nodes, mode, monitor):
@@ -222,7 +203,7 @@ def _lattice(nodes, mode, monitor, spacing):
     """Return the `Average` over a lattice in variance and length; one alone has its own spacing."""
     spacing = spacing if len(mode.phi) == 2 else None
     workers = nodes.problem.plan.n_jobs
-    return integrate(nodes.evaluate, mode, nodes.space.bounds, workers, monitor, spacing)
+    return hyper.integrate(nodes.evaluate, mode, nodes.space.bounds, workers, monitor, spacing)
 
 
 def average_over_spreads(nodes, mode, monitor):
@@ -234,7 +215,7 @@ def average_over_spreads(nodes, mode, monitor):
     few, several = _how_many(nodes.problem, mode)
     found = [isotropic_level(nodes, mode), *levels(nodes, mode, several)]
     log_mass = np.array([level.log_mass for level in found])
-    parts: dict[int, Average] = {}
+    parts: dict[int, hyper.Average] = {}
     if few:
         exact = nodes.problem.plan.model.exact_gradient
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
@@ -265,7 +246,7 @@ def _mixture(parts, share, log_evidence):
     """Return the `Average` over those of several levels, which have shares of the mass."""
     nodes = [node for part in parts.values() for node in part.nodes]
     masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
-    return average_of(nodes, np.concatenate(masses))._replace(log_evidence=log_evidence)
+    return hyper.average_of(nodes, np.concatenate(masses))._replace(log_evidence=log_evidence)
 
 
 def _insured(share):
@@ -284,8 +265,8 @@ class Level(NamedTuple):
     `n_told` is how many deviations the rows tell.
     """
 
-    nodes: Nodes
-    mode: Node
+    nodes: hyper.Nodes
+    mode: hyper.Node
     curvature: np.ndarray
     log_mass: float
     expected: np.ndarray | None = None
@@ -293,7 +274,7 @@ class Level(NamedTuple):
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
-        return average_alone(self.mode, self.curvature)
+        return base.average_alone(self.mode, self.curvature)
 
     def with_spread_of(self, average):
         """Return the `Level` with the curvature of a normal distribution like an `Average`."""
@@ -305,8 +286,8 @@ class Level(NamedTuple):
     def average_about(self, monitor, weighed):
         """Return the `Average` over nodes about the mode, see `sample_about`."""
         evaluate, bounds = partial(self.nodes.evaluate, slopes=False), self.nodes.space.bounds
-        workers = self.nodes.problem.plan.n_jobs
-        return sample_about(evaluate, self.mode, bounds, self.curvature, workers, monitor, weighed)
+        how = self.nodes.problem.plan.n_jobs, monitor, weighed
+        return hyper.sample_about(evaluate, self.mode, bounds, self.curvature, *how)
 
 
 def isotropic_level(nodes, mode):
@@ -330,7 +311,7 @@ def expected_curvature(problem, mode, together=False):
 
 
 @dataclass(frozen=True)
-class Deviations(Nodes):
+class Deviations(hyper.Nodes):
     """One spread of the deviations of a `DenseProblem`: nodes in a `LengthSpace`."""
 
     def log_mass(self, node, curvature, most=np.inf):
@@ -362,7 +343,8 @@ class Deviations(Nodes):
         n_told = float(np.sum(1.0 - 1.0 / self._precisions(curvature)))
         groups = np.array([scales.slopes(unit) for unit in np.eye(len(curvature))])
         curvature = groups.T @ curvature @ groups
-        return Level(Nodes(self.problem, scales), centre, curvature, log_mass, expected, n_told)
+        nodes = hyper.Nodes(self.problem, scales)
+        return Level(nodes, centre, curvature, log_mass, expected, n_told)
 
     def mode_from(self, near, expected, theta=None):
         """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.
@@ -380,7 +362,7 @@ class Deviations(Nodes):
                 rough = dict(gain=PATH.rough_gain, patience=PATH.rough_patience)
                 limits |= rough | dict(max_iter=PATH.rough_steps)
         own = self.evaluate, start, self.space.bounds, curvature
-        found = ascend(*own, near=near, **limits)
+        found = hyper.ascend(*own, near=near, **limits)
         return None if found is None else found[0]
 
 
@@ -395,7 +377,7 @@ def levels(nodes, isotropic, several=True):
     rows = plan.some_rows() if several else None
     if rows is None:
         return _walked(nodes, isotropic, PATH.depth)
-    small, share = nodes.of_rows(rows), share_of_copies(plan.weight, rows)
+    small, share = nodes.of_rows(rows), base.share_of_copies(plan.weight, rows)
     near = small.evaluate(isotropic.phi, None, slopes=False)
     if near is None:
         return []

@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import blas
 
-from .._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    explained_variances,
-    inverse_factor,
-    invert_triangular,
-    lower_times,
-    mirrored,
-    positive_variance,
-    row_blocks,
-    triangular_gram,
-)
+from .._engine import gaussian
 from ._kernels import SingleCross, StationaryCross, contract, covariances, cross_covariance
 
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
@@ -50,7 +38,7 @@ def _prior_of_sites(block, root):
     root = root.astype(block.dtype, copy=False)
     B = root[:, None] * block
     B *= root
-    add_to_diagonal(B, 1.0)
+    gaussian.add_to_diagonal(B, 1.0)
     return B.T  # symmetric
 
 
@@ -86,10 +74,10 @@ class DenseState:
         tau = precision[self.rows]
         self.root = root = _site_roots(tau, K.dtype, np.diagonal(K).max(initial=0.0))
         block = K[self.rows][:, self.rows] if len(minus) else K
-        self.inverse = inverse = inverse_factor(_prior_of_sites(block, root))
+        self.inverse = inverse = gaussian.inverse_factor(_prior_of_sites(block, root))
         self.log_evidence = log_diagonal(inverse)
         self.var = np.empty(len(K))
-        self.var[self.rows] = explained_variances(block, tau, root, inverse)
+        self.var[self.rows] = gaussian.explained_variances(block, tau, root, inverse)
         self.alpha, pull = shift.copy(), _times(K, shift)
         explained = _times(inverse, root * pull[self.rows])
         self.alpha[self.rows] -= root * _times(inverse.T, explained)
@@ -98,7 +86,7 @@ class DenseState:
             self._add_negative(K, minus)
             self.alpha += self.added.T @ (self.added @ pull)
         if self.var.min() < 0:
-            raise ImproperPosterior("prior and explained variances cancel to below zero")
+            raise gaussian.ImproperPosterior("prior and explained variances cancel to below zero")
         self.mean = _times(K, self.alpha)
         self.log_evidence += 0.5 * shift @ self.mean
 
@@ -109,18 +97,19 @@ class DenseState:
         factorised: it is positive definite exactly if the posterior is proper.
         """
         d, root = np.sqrt(-self.precision[minus]), self.root[:, None]
-        half = lower_times(self.inverse, root.astype(K.dtype) * K[np.ix_(self.rows, minus)])
+        scaled = root.astype(K.dtype) * K[np.ix_(self.rows, minus)]
+        half = gaussian.lower_times(self.inverse, scaled)
         own = K[np.ix_(minus, minus)] - half.T @ half
         A = np.empty((len(minus), len(K)))
-        A[:, self.rows] = (lower_times(self.inverse, half, trans=True) / root).T
+        A[:, self.rows] = (gaussian.lower_times(self.inverse, half, trans=True) / root).T
         A[:, minus] = own
         B = -d[:, None] * own * d
-        add_to_diagonal(B, 1.0)
-        inverse = checked_cholesky(B.T, overwrite=True)  # symmetric
-        invert_triangular(inverse)
+        gaussian.add_to_diagonal(B, 1.0)
+        inverse = gaussian.checked_cholesky(B.T, overwrite=True)  # symmetric
+        gaussian.invert_triangular(inverse)
         self.log_evidence += log_diagonal(inverse)
         self.var[minus] = np.diagonal(own)
-        self.raised, self.added = lower_times(inverse, d[:, None] * A), np.empty_like(A)
+        self.raised, self.added = gaussian.lower_times(inverse, d[:, None] * A), np.empty_like(A)
         self.var += np.einsum("ij,ij->j", self.raised, self.raised)
         # A is -P K, where P is -1 for the row itself and A times the precision of each other site
         self.added[:, self.rows] = self.raised[:, self.rows] * self.root**2
@@ -133,16 +122,20 @@ class DenseState:
         """
         if len(self.added):
             return np.outer(self.alpha, self.alpha) - self.inverse_total()
-        R = triangular_gram(self.inverse * self.root.astype(self.inverse.dtype))
+        R = self._explained()
         alpha, add = self.alpha.astype(R.dtype), blas.ssyr if R.itemsize == 4 else blas.dsyr
         R = add(-1.0, alpha, lower=1, a=R, overwrite_a=1)
         R *= -2.0
         np.einsum("ii->i", R)[:] *= 0.5
         return R.T
 
+    def _explained(self):
+        """Return the lower half of that inverse, were there no negative sites, zeros above it."""
+        return gaussian.triangular_gram(self.inverse * self.root.astype(self.inverse.dtype))
+
     def inverse_total(self):
         """Return the inverse (n, n) of the prior covariance plus the variances of the sites."""
-        explained = mirrored(triangular_gram(self.inverse * self.root.astype(self.inverse.dtype)))
+        explained = gaussian.mirrored(self._explained())
         if not len(self.added):
             return explained
         total = -(self.added.T @ self.added)
@@ -166,7 +159,7 @@ class DenseGP:
 
     def covariance(self, state):
         """Return the posterior covariance (n, n) of the latent values; O(n^3)."""
-        half = lower_times(state.inverse, state.root[:, None] * self.K[state.rows])
+        half = gaussian.lower_times(state.inverse, state.root[:, None] * self.K[state.rows])
         return self.K - half.T @ half + state.raised.T @ state.raised
 
 
@@ -218,7 +211,7 @@ class KernelGP(DenseGP):
         slopes = self._cross.derivatives(self._block(), kind, together)
         products = np.array([slope @ B for slope in slopes])
         flat, curvature = products.reshape(len(products), -1), np.empty(2 * products.shape[:1])
-        for some in row_blocks(len(products), most=_TURNED):
+        for some in gaussian.row_blocks(len(products), most=_TURNED):
             turned = products[some].transpose(0, 2, 1).reshape(-1, flat.shape[1])
             curvature[:, some] = flat @ turned.T
         return 0.5 * size**2 * curvature
@@ -271,7 +264,7 @@ class DenseGPPosterior:
 
         Found at first use from what is kept, hence alike before and after a pickle; O(n^3).
         """
-        return inverse_factor(_prior_of_sites(self.kernel(self.X[self.rows]), self.root))
+        return gaussian.inverse_factor(_prior_of_sites(self.kernel(self.X[self.rows]), self.root))
 
     def sites(self):
         """Return precisions and shifts (2, n) of the sites of the rows, copies counted."""
@@ -281,12 +274,12 @@ class DenseGPPosterior:
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""
         scaled = self.root[:, None] * K_new.T[self.rows]
-        return lower_times(self.inverse, scaled), self.added @ K_new.T
+        return gaussian.lower_times(self.inverse, scaled), self.added @ K_new.T
 
     @finite_or_named
     def latent_mean(self, X):
         """Return the mean (n_new,) at new rows; O(n) a row, in blocks of rows."""
-        blocks = row_blocks(len(X), most=self.block_rows)
+        blocks = gaussian.row_blocks(len(X), most=self.block_rows)
         parts = [covariances(self.kernel, X[rows], self.X) @ self.alpha for rows in blocks]
         return np.concatenate(parts)
 
@@ -294,12 +287,12 @@ class DenseGPPosterior:
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), self.kernel.diag(X)
-        for rows in row_blocks(len(X), most=self.block_rows):
+        for rows in gaussian.row_blocks(len(X), most=self.block_rows):
             K_new = covariances(self.kernel, X[rows], self.X)
             mean[rows] = K_new @ self.alpha
             half, added = self._halves(K_new)
             var[rows] += np.einsum("ij,ij->j", added, added) - np.einsum("ij,ij->j", half, half)
-        return mean, positive_variance(var, self.kernel.diag(X))
+        return mean, gaussian.positive_variance(var, self.kernel.diag(X))
 
     @finite_or_named
     def covariance(self, X1, X2):

@@ -13,19 +13,8 @@ import numpy as np
 from scipy.linalg import blas
 from scipy.sparse.linalg import LinearOperator, gcrotmk
 
+from .._engine import gaussian
 from .._engine.class_sites import star_times
-from .._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    invert_triangular,
-    jittered_cholesky,
-    lower_times,
-    mirrored,
-    row_blocks,
-    triangular_gram,
-    triangular_solve,
-)
 from ._dense_gp import KernelGP, least_precision, log_diagonal
 from ._kernels import covariances
 from ._limits import LIMITS
@@ -57,10 +46,10 @@ class ClassCovariance:
         for E, d in zip(self.explained, precision.T, strict=True):
             self.log_det += _explain(K, d, E)
         level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
-        self.level = checked_cholesky(level, overwrite=True)
+        self.level = gaussian.checked_cholesky(level, overwrite=True)
         self.log_det += log_diagonal(self.level)
         self.offset = self.level.copy(order="F")
-        invert_triangular(self.offset)
+        gaussian.invert_triangular(self.offset)
 
     def weights(self, Ks, shift):
         """Return K^-1 mean (n, K) for shifts (n, K) of the sites and their product with K."""
@@ -76,7 +65,7 @@ class ClassCovariance:
     def halves(self, c, k):
         """Return E_c k and Q_c for prior covariances k (n, m)."""
         P = self.explained[c] @ k
-        return P, lower_times(self.offset, P.copy())
+        return P, gaussian.lower_times(self.offset, P.copy())
 
     def blocks(self, prior, k, entries=20_000_000):
         """Return the covariances (m, K, K) of rows with prior variances (m,), in blocks of rows.
@@ -86,7 +75,7 @@ class ClassCovariance:
         """
         C, n = len(self.explained), len(self.offset)
         cov = np.empty((C, C, len(prior)))
-        for rows in row_blocks(len(prior), C * n, entries):
+        for rows in gaussian.row_blocks(len(prior), C * n, entries):
             halves: list[np.ndarray] = []
             block = k[:, rows]
             for c in range(C):
@@ -101,7 +90,7 @@ class ClassCovariance:
         """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product."""
         left = self.level.T.copy(order="F")
         for E in self.explained[:-1]:
-            part = lower_times(self.offset, E.copy(order="F"))
+            part = gaussian.lower_times(self.offset, E.copy(order="F"))
             left -= part
             yield part
         yield left
@@ -125,7 +114,7 @@ class ClassCovariance:
             own[:, c] = share * kept
             np.multiply(E, -share, out=part)
             np.fill_diagonal(part, kept)
-            lower_times(self.offset, part)
+            gaussian.lower_times(self.offset, part)
         cov = np.matmul(halves.transpose(2, 0, 1), halves.transpose(2, 1, 0)).astype(np.float64)
         np.einsum("ncc->nc", cov)[:] += own
         return cov
@@ -136,12 +125,12 @@ def _explain(K, precision, out):
     scale = np.sqrt(np.maximum(precision, 0.0)).astype(K.dtype)
     np.multiply(scale[:, None], K, out=out.T)
     out *= scale[:, None]
-    add_to_diagonal(out, 1.0)
-    lower = checked_cholesky(out, overwrite=True)
+    gaussian.add_to_diagonal(out, 1.0)
+    lower = gaussian.checked_cholesky(out, overwrite=True)
     log_det = log_diagonal(lower)
-    invert_triangular(lower)
+    gaussian.invert_triangular(lower)
     lower *= scale
-    mirrored(triangular_gram(lower))
+    gaussian.mirrored(gaussian.triangular_gram(lower))
     return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
 
 
@@ -156,9 +145,9 @@ def _explain_less(K, precision, explained):
     left = -explained @ K[:, rows]
     left[rows, np.arange(len(rows))] += 1.0
     B = -root[:, None] * (K[rows] @ left) * root
-    add_to_diagonal(B, 1.0)
-    lower = checked_cholesky(B)
-    half = triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
+    gaussian.add_to_diagonal(B, 1.0)
+    lower = gaussian.checked_cholesky(B)
+    half = gaussian.triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
     explained -= half.T @ half
     return log_diagonal(lower)
 
@@ -184,7 +173,7 @@ class JointState:
         self.mean = K @ self.alpha
         self.cov = self.spread.own_blocks(rounded)
         if self.spread.single and not np.einsum("ncc->nc", self.cov).min() > 0:
-            raise ImproperPosterior("single precision does not hold the posterior variances")
+            raise gaussian.ImproperPosterior("single precision does not hold the variances")
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
 
     def _alpha(self, K, shift):
@@ -202,7 +191,7 @@ class JointState:
         how = dict(rtol=1e-5, maxiter=3, M=nearly)
         found, n_left = gcrotmk(system, shift.ravel(), alpha.ravel(), **how)
         if n_left or not np.all(np.isfinite(found)):
-            raise ImproperPosterior("single precision does not hold the posterior mean")
+            raise gaussian.ImproperPosterior("single precision does not hold the posterior mean")
         return found.reshape(shift.shape)
 
     def _times_system(self, K, vectors):
@@ -242,7 +231,7 @@ def _sum_of_grams(arrays):
     for A in arrays:
         product = blas.ssyrk if A.dtype == np.float32 else blas.dsyrk
         total = total + product(1.0, A, trans=1, lower=1)
-    return mirrored(total)
+    return gaussian.mirrored(total)
 
 
 class JointGP(KernelGP):
@@ -266,7 +255,7 @@ class JointGP(KernelGP):
         if self._rounded is not self.K:
             try:
                 return JointState(self.K, self._rounded, precision, shift)
-            except ImproperPosterior:
+            except gaussian.ImproperPosterior:
                 pass
         state = JointState(self.K, self.K, precision, shift)
         self._rounded = self.K
@@ -337,7 +326,7 @@ class JointGPPosterior:
         shared = rng.standard_normal((n_samples, len(k)))
         for c in range(self.n_classes):
             P, Q = self.spread.halves(c, k)
-            lower = jittered_cholesky(prior - k.T @ P, 1e-10, largest=1e-6)[0]
+            lower = gaussian.jittered_cholesky(prior - k.T @ P, 1e-10, largest=1e-6)[0]
             own = rng.standard_normal((n_samples, len(X))) @ lower.T
             draws[:, :, c] = k.T @ self.alpha[:, c] + own + shared @ Q
         return draws

@@ -14,32 +14,13 @@ from sklearn.utils import check_random_state
 from .._engine.likelihoods import LabelNoise
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching, Power
+from .._estimator import checks
 from .._estimator.annotations import Seed, TrainingRows
-from .._estimator.checks import (
-    check_choice,
-    check_common,
-    check_number,
-    count_problems,
-    draw_seed,
-    is_unweighted_part_list,
-    spread_rows,
-)
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import fit_method, fit_problems, one_or_stack
 from .._estimator.latents import JointLatents, is_joint
 from .._estimator.row_parts import array_parts
-from ._base import (
-    GaussianProcessBase,
-    allows_joint,
-    check_input_gradient,
-    check_kernel,
-    column_spread,
-    inducing_count,
-    joined_fits,
-    last_sites,
-    spread_of,
-    without_copies,
-)
+from . import _base as base
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import span_coordinates, with_theta
 from ._limits import LIMITS
@@ -79,7 +60,7 @@ class ErrorDefaults(NamedTuple):
 DEFAULTS = ErrorDefaults()
 
 
-class RelaxedEPClassifier(GaussianProcessBase):
+class RelaxedEPClassifier(base.GaussianProcessBase):
     """Gaussian-process classifier for labels that may be wrong.
 
     The observed label is the sign of a noisy latent function, exchanged with a probability that is
@@ -413,26 +394,25 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.verbose = verbose
 
     def _check_parameters(self):
-        check_common(self)
+        checks.check_common(self)
         self._check_gp_parameters()
-        check_choice("rule", self.rule, ["relaxed", "power", "ep"])
-        check_number("relaxation", self.relaxation, 0, boundaries="neither")
-        check_choice("cost", self.cost, ["mass", "normalised"])
-        check_number("power", self.power, 0, 1, boundaries="right")
+        checks.check_choice("rule", self.rule, ["relaxed", "power", "ep"])
+        checks.check_number("relaxation", self.relaxation, 0, boundaries="neither")
+        checks.check_choice("cost", self.cost, ["mass", "normalised"])
+        checks.check_number("power", self.power, 0, 1, boundaries="right")
         if isinstance(self.label_noise, str):
-            check_choice("label_noise", self.label_noise, ["learn"], "a number below .5")
+            checks.check_choice("label_noise", self.label_noise, ["learn"], "a number below .5")
         else:
-            check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
-        check_number("no_errors", self.no_errors, 0, 1, boundaries="left")
-        check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
-        check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
-        check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
-        check_choice("schedule", self.schedule, ["parallel", "sequential"])
-        check_number("freeze_after", self.freeze_after, 0, integer=True)
-        check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
+            checks.check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
+        checks.check_number("no_errors", self.no_errors, 0, 1, boundaries="left")
+        checks.check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
+        checks.check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
+        checks.check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
+        checks.check_choice("schedule", self.schedule, ["parallel", "sequential"])
+        checks.check_number("freeze_after", self.freeze_after, 0, integer=True)
+        checks.check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
         for name in ("predict_clean", "learn_inducing"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
+            checks.check_flag(name, getattr(self, name))
 
     @fit_method
     @with_callbacks
@@ -465,14 +445,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        if is_unweighted_part_list(X, y, sample_weight):
+        if checks.is_unweighted_part_list(X, y, sample_weight):
             self._check_schedule(through_points=True)
             check_part_list(self)
             wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
             return self._fit_parts(X, None, X, y)
         training = self._training(X, y, sample_weight)
-        distinct, copies = without_copies(training, self.kernel)
+        distinct, copies = base.without_copies(training, self.kernel)
         through = self._through_points(len(distinct.y))
         self._check_schedule(through)
         joint = self._takes_joint(through)
@@ -486,8 +466,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training, joint)
         fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y), joint)
-        spread, own_points = spread_of(self, training), plan.unit is not None
-        fit = joined_fits(fits, training.y, spread, joint, own_points, copies)
+        spread, own_points = base.spread_of(self, training), plan.unit is not None
+        fit = base.joined_fits(fits, training.y, spread, joint, own_points, copies)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -502,12 +482,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         rng = check_random_state(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
-            seed = draw_seed(rng)
+            seed = checks.draw_seed(rng)
             data, kept = described(self, run, kept, seed)
             spread = data.spread or 1.0
             rows = data.candidates, data.candidate_weight
             joint = self._takes_joint(True)
-            m = inducing_count(self) if joint else self._inducing_count(data.weight)
+            m = base.inducing_count(self) if joint else self._inducing_count(data.weight)
             Z = first_points(self, *rows, seed, m=m)
             kernel = self._initial_kernel(spread)
             labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
@@ -516,7 +496,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             problem, fit_one = PartedErrors(plan, data), partial(fit_parted_errors, run)
             fits = fit_problems(self, problem, fit_one, None, None, (X, y), joint)
             y = labels_and_copies(run, data)[0]
-        fit = joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
+        fit = base.joined_fits(fits, y, spread, joint, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, y, kept))
 
     @property
@@ -530,7 +510,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return (many and not self._takes_objects) or super()._through_points(n_rows)
 
     def _inducing_count(self, weight):
-        return inducing_count(self, weight, LIMITS.points_errors, LIMITS.few_points_errors)
+        return base.inducing_count(self, weight, LIMITS.points_errors, LIMITS.few_points_errors)
 
     def _initial_kernel(self, spread):
         if self.kernel is not None:
@@ -550,7 +530,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _first_settings(self, empty, kernel, Z, spread):
         """Return the `Setting`s and sites at which the problems start, else from `empty` ones."""
-        starts, sites = last_sites(self._last_fit, kernel, empty, spread)
+        starts, sites = base.last_sites(self._last_fit, kernel, empty, spread)
         rate = DEFAULTS.rate if self.label_noise == "learn" else float(self.label_noise)
         settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
         if np.any(sites[0][1]):
@@ -569,25 +549,25 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _plan_of(self, training, joint=False):
         """Return the `LabelErrorPlan` of rows in memory."""
-        X, spread = training.X, spread_of(self, training)
+        X, spread = training.X, base.spread_of(self, training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
-        seed, Z = draw_seed(rng), None
+        seed, Z = checks.draw_seed(rng), None
         if self._through_points(len(X)):
             m = self._inducing_count(training.weight.sum())
             Z = first_points(self, X, training.weight, seed, m=m)
         else:
-            check_kernel(kernel, kernel(X))
+            base.check_kernel(kernel, kernel(X))
         labels, empty = self._labels(training.y, joint)
         averaging = self._averaging(training, kernel, len(empty) == 1)
         rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
         rows["coordinates"] = span_coordinates(kernel, X)
-        unit = None if Z is None else column_spread(X, training.weight)
+        unit = None if Z is None else base.column_spread(X, training.weight)
         return self._plan_with(labels, kernel, Z, rng, spread, empty, unit, **rows)
 
     def _labels(self, y, joint):
         """Return what rows are of, and empty sites, one entry a problem."""
         labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
-        return labels, np.stack([labels.empty_sites(y)] * count_problems(self, joint))
+        return labels, np.stack([labels.empty_sites(y)] * checks.count_problems(self, joint))
 
     def _takes_joint(self, through_points):
         """Return whether all classes get one joint posterior; refuse settings that exclude it."""
@@ -598,7 +578,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             "rule='power'": self.rule == "power",
             "schedule='sequential'": self.schedule == "sequential",
         }
-        return allows_joint(self, through_points, excludes)
+        return base.allows_joint(self, through_points, excludes)
 
     def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
@@ -606,12 +586,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         `unit` (d,) is the spread of the columns, `empty` are sites that say nothing.
         """
         if Z is not None:
-            check_kernel(kernel, kernel(Z))
+            base.check_kernel(kernel, kernel(Z))
         settings, sites = self._first_settings(empty, kernel, Z, spread)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:
-            check_input_gradient(kernel)
+            base.check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
         relaxes = self.rule == "relaxed" and np.isfinite(self.relaxation)
         return LabelErrorPlan(
@@ -638,13 +618,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _averaging(self, training, kernel, one_problem):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
-        settings = {
-            "nothing to learn": not (learn or learn_rate),
-            **(kernel_settings(kernel) if learn else {}),
-        }
+        settings = {"nothing to learn": not (learn or learn_rate)}
+        settings |= kernel_settings(kernel) if learn else {}
         if not wants_average(self, 0, settings):
             return None
-        noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
+        noise, spread, plain = float(self.latent_noise), base.spread_of(self, training), None
         link = LabelNoise(0.0, noise)
         if learn and self.kernel is None:
             low, high = (noise * b for b in DEFAULTS.plain_bounds)
@@ -664,11 +642,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         own = {name: [f.attributes[name] for f in fit.runs] for name in names}
         wrong = np.stack(own["wrong_proba"])
         k = np.zeros(len(labels), dtype=int) if len(wrong) == 1 else labels
+        wrong_labels = fit.of_rows(wrong[k, np.arange(len(labels))])
         return dict(
             label_noise_=one_or_stack(own["label_noise"]),
             no_errors_proba_=one_or_stack(own["no_errors_proba"]),
-            relaxation_=spread_rows(fit.of_rows(one_or_stack(own["relaxation"])), kept),
-            noise_proba_=spread_rows(fit.of_rows(wrong[k, np.arange(len(labels))]), kept, np.nan),
+            relaxation_=checks.spread_rows(fit.of_rows(one_or_stack(own["relaxation"])), kept),
+            noise_proba_=checks.spread_rows(wrong_labels, kept, np.nan),
             solver_path_=own["path"][0] if len(wrong) == 1 else own["path"],
         )
 

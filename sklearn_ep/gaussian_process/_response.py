@@ -25,14 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from .._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    cholesky_solve,
-    covariance_root,
-    row_blocks,
-)
+from .._engine import gaussian
 from .._engine.sites import Cavity, Sites, copy_cavity
 from .._estimator.fitting import signs_of
 from ._dense_gp import DenseGPPosterior
@@ -76,11 +69,11 @@ def response(
     F = np.outer(root, root) * R**2 - eye
     F = np.linalg.solve((eye + 0.5 * (skewness**2 - excess)[:, None] * F).T, F)
     H = 0.5 * np.outer(root * skewness, root * skewness) * F
-    half = covariance_root(R)
+    half = gaussian.covariance_root(R)
     moved = H @ half
     left = -half.T @ moved
-    add_to_diagonal(left, 1.0)
-    N = H + moved @ cholesky_solve(checked_cholesky(left), moved.T)
+    gaussian.add_to_diagonal(left, 1.0)
+    N = H + moved @ gaussian.cholesky_solve(gaussian.checked_cholesky(left), moved.T)
     return 0.5 * (N + N.T) / np.outer(sd, sd)
 
 
@@ -149,10 +142,10 @@ def added_variance(posterior, X, y, weight, exponent):
     for share, part in _parts(posterior):
         try:
             moves = response(*_shape_of_rows(part, y, weight, exponent))
-        except ImproperPosterior:
+        except gaussian.ImproperPosterior:
             kept += share
             continue
-        for rows in row_blocks(len(X), most=part.block_rows):
+        for rows in gaussian.row_blocks(len(X), most=part.block_rows):
             cov = part.covariance(X[rows], part.X)
             added[rows] += share * np.einsum("ij,ij->i", cov @ moves, cov)
     if kept:

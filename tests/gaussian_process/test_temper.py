@@ -141,7 +141,7 @@ def test_points_that_are_the_rows_have_the_temper_of_dense_sites(monkeypatch):
     X, y = ((X - X.mean(0)) / X.std(0))[::3], y[::3]
     points = fit(X, y, inducing_points=X, learn_inducing=False, tol=1e-5, jitter=1e-9)
     assert points.method_ == "sparse" and points.multi_class_ == "joint"
-    monkeypatch.setattr("sklearn_ep.gaussian_process._dense.takes_temper", lambda estimator: True)
+    monkeypatch.setattr("sklearn_ep.gaussian_process._base.takes_temper", lambda estimator: True)
     dense = fit(X, y, kernel=points.kernel_, optimizer=None, method="dense", tol=1e-5)
     assert points.variance_temper_ < 0.95
     assert points.variance_temper_ == pytest.approx(dense.variance_temper_, rel=0.01)

@@ -233,7 +233,7 @@ def figure_1(setting):
             ep = plan.engine(run)
             state, vector = ep.zero(hyper.prior(hyper.start)), hyper.start
             if how == "inner":
-                trail.values, trail.times = inner_steps(ep, hyper, state, vector, rule, 3 * n_steps)
+                trail.values, trail.times = inner_steps(ep, plan, rule, 3 * n_steps)
             else:
                 at, point = Nodes(plan.problem(ep, state), hyper).evaluate, None
                 for _ in range(n_steps):
@@ -256,11 +256,11 @@ def figure_1(setting):
     return rows
 
 
-def inner_steps(ep, hyper, state, vector, rule, n_steps):
+def inner_steps(ep, plan, rule, n_steps):
     """Return the log evidence and the CPU seconds of passes with a step after each."""
-    trail = Trail()
-    kw = dict(weight=float(sum(ep.sizes)), damping=0.7, max_iter=n_steps, trace=Trace(trail))
-    learn_by_passes(ep, hyper, vector, state, rule, **kw)
+    trail, hyper = Trail(), plan.hyperparameters()
+    first = hyper.start, ep.zero(hyper.prior(hyper.start))
+    learn_by_passes(ep, hyper, *first, rule, plan, Trace(trail), n_steps, plan.data.weight)
     return trail.values, trail.times
 
 

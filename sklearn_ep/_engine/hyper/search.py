@@ -480,10 +480,9 @@ def search_mode(
     if not len(phi):
         node = evaluate(phi, near)
         return node and (node, KEPT)
+    objective = NegativeDensity(evaluate, near)
     limits: Any = dict(accuracy=accuracy, max_iter=max_iter, negligible=_NEGLIGIBLE)
-    run: Any = partial(
-        minimise_where_finite, NegativeDensity(evaluate, near), bounds=bounds, **limits
-    )
+    run: Any = partial(minimise_where_finite, objective, bounds=bounds, **limits)
     runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
     first = min(runs, key=lambda r: r.value, default=None)
     found = run(first.x if first else phi, ended=lambda best: told(monitor, best.payload))
@@ -546,9 +545,8 @@ def search_from_rows(
     if top is not None and top[1].reason != "stuck":
         return nodes, *top
     # where the mode of some is no place for all, the search begins anew
-    found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last) or search_mode(
-        nodes.evaluate, phi, bounds, accuracy, starts=starts, **last
-    )
+    found = search_mode(nodes.evaluate, below.phi, bounds, accuracy, **last)
+    found = found or search_mode(nodes.evaluate, phi, bounds, accuracy, starts=starts, **last)
     return found and (nodes, *found)
 
 

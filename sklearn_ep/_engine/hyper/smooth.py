@@ -209,9 +209,8 @@ class Star:
         self.checked: list[tuple[np.ndarray, float, np.ndarray]] = []
         self.nodes = [mode, *(side[0][1] for side in (*up, *down) if side)]
         self.far = np.array([[s[0][0] if s else 0.0 for s in side] for side in (up, down)])
-        self.lines = [
-            self._line(*line) for line in zip(up, down, axes.root.T, self.slope, strict=True)
-        ]
+        lines = zip(up, down, axes.root.T, self.slope, strict=True)
+        self.lines = [self._line(*line) for line in lines]
         above, below = (
             np.array([s[0][1].gradient @ axes.root if s else self.slope for s in side])
             for side in (up, down)
@@ -225,9 +224,8 @@ class Star:
 
     def smooth(self) -> None:
         """Find the distribution of the surrogate as it is now."""
-        ends = [
-            (places[0] - _FINE.beyond, places[-1] + _FINE.beyond) for places, _, _ in self.lines
-        ]
+        more = _FINE.beyond
+        ends = [(places[0] - more, places[-1] + more) for places, _, _ in self.lines]
         meshes = [np.linspace(*end, _FINE.mesh) for end in ends]
         along = [self._along(k, mesh) for k, mesh in enumerate(meshes)]
         self.found = _smoothed(self.axes, self.log_density, meshes, along)

@@ -12,20 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._engine.class_sites import (
-    admissible,
-    class_change,
-    class_covariances,
-    class_left_out,
-    class_pull,
-    class_update,
-)
-from ..._engine.gaussian import (
-    add_to_diagonal,
-    checked_cholesky,
-    inverse_from_triangular,
-    row_blocks,
-)
+from ..._engine import class_sites, gaussian
 from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
@@ -47,7 +34,7 @@ class ClassPosterior(InducingPosterior):
     @cached_property
     def cov(self):
         """Covariance A^-1 (K m, K m), in a third of the flops of a product."""
-        return inverse_from_triangular(self.inverse)
+        return gaussian.inverse_from_triangular(self.inverse)
 
     @property
     def spread(self):
@@ -71,7 +58,7 @@ class ClassPosterior(InducingPosterior):
         """
         mean = (W @ self.coef.T.astype(W.dtype, copy=False)).astype(float)
         if not smooth:
-            return mean, class_covariances(self.spread, W), None
+            return mean, class_sites.class_covariances(self.spread, W), None
         K, beside = len(self.coef), self._single if W.dtype == np.float32 else self._beside
         smoothed = (W @ beside).reshape(len(W), K, K, -1)
         cov = (smoothed.reshape(len(W), K * K, -1) @ W[:, :, None]).reshape(-1, K, K).astype(float)
@@ -127,16 +114,17 @@ class JointLabels:
         """Return the `Visit` of all classes to a `RowBlock`, with a `form` of the gradient."""
         mean, cov, smoothed = posterior.marginals(rows.W, form is not None)
         old, var = _class_sites(rows.sites, rows.y), np.einsum("ncc->nc", cov)
-        update = class_update(self.factor, rows.y, old, mean, cov, rows.extra_var, rows.weight)
+        moments = mean, cov, rows.extra_var
+        update = class_sites.class_update(self.factor, rows.y, old, *moments, rows.weight)
         slopes = None
         if form is not None:
-            alpha, coupling = class_pull(old, update, mean, cov, form == "fresh")
+            alpha, coupling = class_sites.class_pull(old, update, mean, cov, form == "fresh")
             w = rows.weight[:, None]
             coupling = (w * coupling.reshape(len(w), -1)).astype(rows.W.dtype, copy=False)
             towards = coupling[:, None] @ smoothed.reshape(*coupling.shape, -1)
             noise = rows.weight * update.noise_slope
             slopes = RowSlopes(towards[:, 0], (w * alpha).T, posterior.coef, noise)
-        change = class_change(self.factor, rows.y, old, update.sites, var)
+        change = class_sites.class_change(self.factor, rows.y, old, update.sites, var)
         before, after = (np.stack(s).transpose(2, 0, 1) for s in (old, update.sites))
         return Visit(before, after, var.T, update.log_term, change, slopes)
 
@@ -169,7 +157,8 @@ class JointLabels:
     def admissible(self, proposal, x, target):
         """Return sites (K, 2, n) that a posterior may have."""
         new, x, target = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
-        return admissible(new, x, target, not self.factor.log_concave).transpose(2, 0, 1)
+        mended = class_sites.admissible(new, x, target, not self.factor.log_concave)
+        return mended.transpose(2, 0, 1)
 
     def log_left_out(self, posteriors, rows):
         """Return log probabilities (b,) of labels under cavities."""
@@ -195,7 +184,7 @@ def _left_out(posterior, rows):
     """Return means and variances (b, K) without the copies of each row."""
     mean, cov, _ = posterior.marginals(rows.W)
     sites = _class_sites(rows.sites, rows.y)
-    return class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]
+    return class_sites.class_left_out(sites, mean, cov, rows.extra_var, rows.weight)[:2]
 
 
 def _class_sites(sites, y):
@@ -233,10 +222,10 @@ class JointInducingPosterior:
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
         C = self.n_classes
         mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
-        for rows in row_blocks(len(X), most=block_rows(len(self.prior.Z))):
+        for rows in gaussian.row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows] = W @ self.coef.T
-            cov[rows] = class_covariances(self.spread, W)
+            cov[rows] = class_sites.class_covariances(self.spread, W)
             np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
         return mean, cov
 
@@ -250,8 +239,8 @@ class JointInducingPosterior:
         """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
         W = self.prior.whiten(X)[0]
         left = self.prior.kernel(X) - W @ W.T
-        add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
-        lower = checked_cholesky(left)
+        gaussian.add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
+        lower = gaussian.checked_cholesky(left)
         e = rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse
         e = e.reshape(n_samples, *self.coef.shape)
         own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T

@@ -23,28 +23,19 @@ from scipy.special import log_softmax
 
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
 from ..._engine.hyper import Accuracy
-from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
+from ..._engine.loop import Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from . import values
 from .rows import dense_copies, read_rows
-from .values import (
-    InducingGPPosterior,
-    InducingPosterior,
-    InducingPrior,
-    block_rows,
-    rebase,
-    rows_times,
-    times_rows,
-    whitened,
-)
 
 
 def signed_gram(W, v):
     """Return W' diag(v) W; where v has one sign as a symmetric product, half of the flops."""
     if v.size == 0 or v.min() >= 0:
-        half = rows_times(W, np.sqrt(v))
+        half = values.rows_times(W, np.sqrt(v))
         return half.T @ half
-    return W.T @ rows_times(W, v)
+    return W.T @ values.rows_times(W, v)
 
 
 class RowBlock(NamedTuple):
@@ -130,11 +121,11 @@ class BinaryProblems:
 
     def rows_at_once(self, m):
         """Return the number of rows of a block for m inducing points."""
-        return block_rows(m)
+        return values.block_rows(m)
 
     def posterior(self, gram, shift):
         """Return the posterior of a problem from sums."""
-        return InducingPosterior(gram, shift)
+        return values.InducingPosterior(gram, shift)
 
     def visit(self, k, posterior, rows, form):
         """Return the `Visit` of problem k to a `RowBlock`, with a `form` of the gradient or None.
@@ -172,7 +163,7 @@ class BinaryProblems:
     def add_sums(self, gram, shift, W, weight, sites):
         """Add gram and shift of sites (1, 2, b) with copies to sums (m, m) and (m,)."""
         gram += signed_gram(W, weight * sites[0, 0])
-        shift += times_rows(weight * sites[0, 1], W)
+        shift += values.times_rows(weight * sites[0, 1], W)
 
     def completed(self, gram):
         """Return grams that were added up, as a posterior wants them."""
@@ -192,15 +183,15 @@ class BinaryProblems:
 
     def predictors(self, prior, posteriors):
         """Return what predicts, one a problem."""
-        return [InducingGPPosterior(prior, p, self.factor) for p in posteriors]
+        return [values.InducingGPPosterior(prior, p, self.factor) for p in posteriors]
 
 
 @dataclass
 class PassModel:
     """Prior, posteriors, and the labels, which update the sites of rows."""
 
-    prior: InducingPrior
-    posteriors: list[InducingPosterior]
+    prior: values.InducingPrior
+    posteriors: list[values.InducingPosterior]
     labels: Any
 
     @property
@@ -218,7 +209,7 @@ class PassModel:
     def blocks(self, rows, kind=np.float64, keep=False):
         """Yield slices of `PassRows`, each with its `RowBlock` and what a contraction needs."""
         blocks = row_blocks(len(rows.X), most=self.labels.rows_at_once(len(self.prior.Z)))
-        each = whitened(self.prior, rows.X, blocks, rows.part, kind, keep)
+        each = values.whitened(self.prior, rows.X, blocks, rows.part, kind, keep)
         for block, (W, extra_var, kept) in zip(blocks, each, strict=True):
             own = (None if a is None else a[..., block] for a in (rows.sites, rows.memory))
             weight = dense_copies(rows.weight[block])
@@ -302,7 +293,7 @@ class _Gradient:
 
     def add(self, W, slopes):
         """Add the `RowSlopes` of one posterior at whitened rows W of a block."""
-        towards_w, scaled = slopes.towards, rows_times(W, slopes.noise)
+        towards_w, scaled = slopes.towards, values.rows_times(W, slopes.noise)
         towards_w -= scaled
         if self.fresh:
             self.inner -= W.T @ towards_w
@@ -313,7 +304,7 @@ class _Gradient:
         ger = blas.dger if towards_w.dtype == np.float64 else blas.sger
         for alpha, mean in zip(slopes.alpha, slopes.mean, strict=True):
             if self.fresh:
-                self.inner -= np.outer(times_rows(alpha, W), mean)
+                self.inner -= np.outer(values.times_rows(alpha, W), mean)
             towards_w = ger(1.0, mean, alpha, a=towards_w.T, overwrite_a=1).T
         self.G = towards_w if self.G is None else self.G + towards_w
         self.noise = self.noise + slopes.noise
@@ -497,7 +488,7 @@ class PassState:
     and the posterior is all there is.
     """
 
-    prior: InducingPrior
+    prior: values.InducingPrior
     gram: np.ndarray
     shift: np.ndarray
     sites: Any
@@ -544,7 +535,7 @@ class InducingEP:
         """Return a state under another prior, with copies of its sites."""
         if state.sites is not None:
             return self.restate(prior, [s.copy() for s in state.sites])
-        gram, shift = rebase(state.gram, state.shift, state.prior, prior)
+        gram, shift = values.rebase(state.gram, state.shift, state.prior, prior)
         return PassState(prior, gram, shift, None)
 
     def renew(self, model, sites):
@@ -591,27 +582,20 @@ class InducingEP:
         shift = np.stack([p.shift for p in model.posteriors])
         return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
-    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
+    def solve(self, state, *, damping, accelerate, **limits):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
         Returns the `Result` of the loop, and state and model at its end. See `loop.iterate` for
-        the parameters. Acceleration mixes whole steps where sums are made afresh, as that of dense
+        the limits. Acceleration mixes whole steps where sums are made afresh, as that of dense
         sites of several classes does.
         """
-        sweeps, linear = _FixedPoint(self, state.prior), self.labels.linear
-        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
-        acceleration = Anderson(mixing=damping) if linear else Anderson(depth=4)
-        result = iterate(
-            sweeps.evaluate,
-            sweeps.packed(state),
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=acceleration if accelerate else None,
-            repair=sweeps.admissible,
-            monitor=monitor,
-            undamped_start=accelerate and cold,
-        )
+        sweeps = _FixedPoint(self, state.prior)
+        if accelerate:
+            known = np.any(state.shift) if state.sites is None else any(map(np.any, state.sites))
+            acceleration = Anderson(mixing=damping) if self.labels.linear else Anderson(depth=4)
+            limits |= dict(acceleration=acceleration, undamped_start=not known)
+        limits |= dict(damping=damping, repair=sweeps.admissible)
+        result = iterate(sweeps.evaluate, sweeps.packed(state), **limits)
         return result, self.state_of(result), result.evaluation.payload
 
 

@@ -12,74 +12,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._engine import hyper
 from ..._engine.gaussian import ImproperPosterior
-from ..._engine.hyper import (
-    KEPT,
-    TO_THE_MODE,
-    Accuracy,
-    Node,
-    Nodes,
-    average_of,
-    curvature_at,
-    integrate,
-    log_weights_without,
-    sample_about,
-    search_mode,
-)
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
 from ..._estimator.averaged import AveragedPosterior
 from ..._estimator.checks import Training, count_problems, same_units
-from .._base import (
-    GPFit,
-    attributes_of_nodes,
-    begins_with_some_rows,
-    check_input_gradient,
-    check_kernel,
-    ending_in,
-    factor_of,
-    inducing_count,
-    initial_kernel,
-    left_out_classes,
-    remark_of,
-    sweeps_of,
-    takes_temper,
-)
+from .. import _base as base
+from .. import _hyperparameters as spaces
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
-from .._hyperparameters import (
-    LEARNING_TOL,
-    KernelScales,
-    kernel_prior,
-    kernel_settings,
-    learned_coordinates,
-    or_refuse,
-    random_starts,
-    wants_average,
-)
 from .._kernels import has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
+from . import learning, rows
 from .classes import JointLabels, cavities_of_part
 from .ep import BinaryProblems, InducingEP, PassState
-from .learning import (
-    LEARNING,
-    STEP_RULES,
-    Hyperparameters,
-    InducingNode,
-    InducingProblem,
-    learn_by_minibatches,
-    learn_by_passes,
-    learn_on_more_and_more_rows,
-)
-from .rows import (
-    PartitionedRows,
-    copies_left_out_of_parts,
-    distinct_rows,
-    first_points,
-    labels_and_copies,
-)
 from .values import InducingGP, InducingPrior
 
 
@@ -111,7 +60,7 @@ class InducingPlan:
     fit, `begun` whether one has told where the kernel begins; `kind` is the float type of passes.
     """
 
-    data: PartitionedRows
+    data: rows.PartitionedRows
     kernel: Kernel
     inducing_points: np.ndarray
     labels: Any
@@ -146,14 +95,12 @@ class InducingPlan:
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
-        return Hyperparameters(
-            self.kernel,
-            self.inducing_points,
-            np.sqrt(self.data.var),
-            self.jitter,
+        first = self.kernel, self.inducing_points, np.sqrt(self.data.var), self.jitter
+        return learning.Hyperparameters(
+            *first,
             learn_kernel=self.optimizer is not None and not self.as_dense,
             learn_inputs=self.learn_inducing,
-            decoupled=self.optimizer in STEP_RULES,
+            decoupled=self.optimizer in learning.STEP_RULES,
             lengths_near=not self.flat,
         )
 
@@ -163,17 +110,17 @@ class InducingPlan:
 
     def problem(self, ep, state, points=None, **steps):
         """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
-        hyper = self.hyperparameters()
+        space = self.hyperparameters()
         if points is not None:
             alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, lengths_near=False)
-            hyper = replace(hyper, Z=points, **alone)
-        return InducingProblem(ep, hyper, state, self.sweeps | steps)
+            space = replace(space, Z=points, **alone)
+        return learning.InducingProblem(ep, space, state, self.sweeps | steps)
 
     def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
         with PartMap(self.data.parts, n_jobs) as run:
             problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
-            node = or_refuse(problem.at(theta, None, slopes))
+            node = spaces.or_refuse(problem.at(theta, None, slopes))
             if slopes and not self.labels.exact_gradient:
                 node = node._replace(slope=problem.differences(node))
         return float(node.log_evidence), node.slope
@@ -183,7 +130,7 @@ def checked_optimizer(estimator, factor):
     """Return the optimizer in use; only log-concave factors stay proper between passes."""
     if estimator.optimizer == "auto":
         return "adam" if factor.log_concave else "fmin_l_bfgs_b"
-    if estimator.optimizer in STEP_RULES and not factor.log_concave:
+    if estimator.optimizer in learning.STEP_RULES and not factor.log_concave:
         raise ValueError(
             f"optimizer={estimator.optimizer!r} needs a log-concave likelihood; "
             "use 'fmin_l_bfgs_b'."
@@ -197,7 +144,7 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
     Of some it is the kernel that weighs most in the average, whose sites nobody asks for; None
     where a class has none of these.
     """
-    X, y, weight, place = distinct_rows(run, data, LIMITS.first_rows, 0)
+    X, y, weight, place = rows.distinct_rows(run, data, LIMITS.first_rows, 0)
     if len(np.unique(y)) < len(data.labels):
         return None
     with monitor.phase("some rows first") as told:
@@ -227,7 +174,7 @@ def averages_as_dense(estimator, data):
     by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
     most, of_a_point = LIMITS.averaged_through_points
     most = LIMITS.first_rows if estimator.learn_inducing not in ("auto", False) else most
-    most = min(most, LIMITS.first_rows, of_a_point * inducing_count(estimator))
+    most = min(most, LIMITS.first_rows, of_a_point * base.inducing_count(estimator))
     few = max(data.weight, sum(data.sizes)) <= most
     binary = len(data.labels) == 2 and estimator.multi_class != "joint"
     return default and by_default and by_passes and few and binary
@@ -236,7 +183,7 @@ def averages_as_dense(estimator, data):
 def _has_own_lengths(estimator, data, optimizer, begins):
     """Return whether the default kernel gets a length for each column, as in dense fits."""
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
-    learned = optimizer in STEP_RULES and data.weight > LIMITS.dense
+    learned = optimizer in learning.STEP_RULES and data.weight > LIMITS.dense
     return (begins or (default and learned)) and 1 < len(data.var) <= LIMITS.lengths
 
 
@@ -246,7 +193,7 @@ def _moves_inducing(estimator, kernel, many):
     if estimator.learn_inducing == "auto":
         return many and has_input_gradient(kernel)
     if estimator.learn_inducing:
-        check_input_gradient(kernel)
+        base.check_input_gradient(kernel)
     return bool(estimator.learn_inducing)
 
 
@@ -257,7 +204,7 @@ def labels_of(estimator, joint, copies=None):
     """
     if joint:
         return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
-    factor, rule = factor_of(estimator), rule_of_power(estimator.power)
+    factor, rule = base.factor_of(estimator), rule_of_power(estimator.power)
     averaged = estimator.site_memory == "average"
     return BinaryProblems(factor, rule, count_problems(estimator), copies if averaged else None)
 
@@ -271,17 +218,17 @@ def _labels_of_passes(estimator, labels, moves):
     batches = estimator.batch_size is not None or labels.copies is not None
     if asked or batches or not moves or isinstance(labels, JointLabels):
         return labels
-    return replace(labels, share=LEARNING.share)
+    return replace(labels, share=learning.LEARNING.share)
 
 
-def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
+def plan_inducing(estimator, data: rows.PartitionedRows, joint, seed, known=None):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
 
     `joint` says whether all classes share a posterior, `known` is what a dense fit to some of the
     rows tells, or to all.
     """
     labels = labels_of(estimator, joint, data.weight)
-    begins = begins_with_some_rows(estimator, sum(data.sizes))
+    begins = base.begins_with_some_rows(estimator, sum(data.sizes))
     optimizer = checked_optimizer(estimator, labels.factor)
     own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
     kernel, Z = _first_kernel_and_points(estimator, data, seed, known, begins)
@@ -297,21 +244,21 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         kernel=kernel,
         inducing_points=Z,
         labels=labels,
-        passing=_labels_of_passes(estimator, passing, moves and optimizer in STEP_RULES),
+        passing=_labels_of_passes(estimator, passing, moves and optimizer in learning.STEP_RULES),
         optimizer=optimizer,
         learn_inducing=moves,
-        restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
+        restarts=spaces.random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
         sites=None,
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
         flat=estimator.hyperparameters == "mode" or many,
         averaging=_averaging(estimator, kernel, data, joint),
         known=known,
-        sweeps=sweeps_of(estimator),
+        sweeps=base.sweeps_of(estimator),
         max_iter=estimator.max_iter,
         jitter=estimator.jitter,
         seed=seed,
-        tempered=joint and takes_temper(estimator),
+        tempered=joint and base.takes_temper(estimator),
     )
     _start_warm(plan, estimator)
     return plan
@@ -319,10 +266,10 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
 
 def _first_kernel_and_points(estimator, data, seed, known, begins):
     """Return the kernel that is given, known or the default, and the first inducing points."""
-    kernel = known.kernel if known else initial_kernel(estimator, float(data.var.sum()))
-    m = inducing_count(estimator, sum(data.sizes) if begins else None)
-    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, kernel, m=m)
-    check_kernel(kernel, kernel(Z, Z))
+    kernel = known.kernel if known else base.initial_kernel(estimator, float(data.var.sum()))
+    m = base.inducing_count(estimator, sum(data.sizes) if begins else None)
+    Z = rows.first_points(estimator, data.candidates, data.candidate_weight, seed, kernel, m=m)
+    base.check_kernel(kernel, kernel(Z, Z))
     return kernel, Z
 
 
@@ -332,11 +279,11 @@ def _averaging(estimator, kernel, data, joint):
         "site_memory='average'": estimator.site_memory == "average",
         "optimizer=None": estimator.optimizer is None,
         "inducing points of several classes jointly": joint,
-        **kernel_settings(kernel),
+        **spaces.kernel_settings(kernel),
     }
-    if not wants_average(estimator, sum(data.sizes), settings, sharp=True):
+    if not spaces.wants_average(estimator, sum(data.sizes), settings, sharp=True):
         return None
-    return kernel_prior(kernel, factor_of(estimator), data.spread or 1.0)
+    return spaces.kernel_prior(kernel, base.factor_of(estimator), data.spread or 1.0)
 
 
 def may_start_warm(estimator, data):
@@ -389,10 +336,15 @@ def posteriors_of(payload):
     return model.labels.predictors(model.prior, model.posteriors)
 
 
+def attributes_so_far(payload):
+    """Return what callbacks predict with in the middle of a fit."""
+    return {"_posteriors": posteriors_of(payload)}
+
+
 def gp_fit(run, sites=None, loo_proba=None, spread=1.0):
     """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
     joint = isinstance(run.model.labels, JointLabels)
-    return GPFit(
+    return base.GPFit(
         runs=[run],
         posteriors=posteriors_of(run.model),
         kernel=run.model.prior.kernel,
@@ -414,12 +366,12 @@ def fit_inducing(plan, run, monitor):
         return gp_fit(own)
     fit = gp_fit(own, np.concatenate(own.state.sites, axis=2), spread=plan.data.spread)
     if average is None:
-        copies = copies_left_out_of_parts(run, plan.data)
+        copies = rows.copies_left_out_of_parts(run, plan.data)
         how = own.model, own.state.sites, copies
         if plan.tempered:
             node = ep.leave_one_out(*how, cavities_of_part).swapaxes(0, 1)
-            rows = *labels_and_copies(run, plan.data), np.concatenate(copies)
-            told = left_out_classes(plan.labels.factor, [node], np.ones(1), rows, True)
+            own_rows = *rows.labels_and_copies(run, plan.data), np.concatenate(copies)
+            told = base.left_out_classes(plan.labels.factor, [node], np.ones(1), own_rows, True)
             return fit._replace(temper=told["temper"], loo_proba=np.exp(told["loo_log"][0]))
         return fit._replace(loo_proba=np.exp(ep.leave_one_out(*how)))
     own.log_evidence = average.log_evidence
@@ -431,14 +383,14 @@ def _learned_and_converged(plan, ep, trace):
 
     The `PassRun` is that of the heaviest node of an average.
     """
-    hyper, average = plan.hyperparameters(), None
-    state, end = _learned(plan, plan.engine(ep.run, plan.passing), hyper, trace)
+    space, average = plan.hyperparameters(), None
+    state, end = _learned(plan, plan.engine(ep.run, plan.passing), space, trace)
     asked = end.reason == "asked"
     if plan.learns_apart:
         state = ep.zero(state.prior)
     elif end.n_steps and state.sites is not None:
         # between minibatches the posterior runs ahead of the sites, and tells what they would be
-        ahead = plan.batch_size is not None and hyper.learns and not asked
+        ahead = plan.batch_size is not None and space.learns and not asked
         prior, sites = state.prior, state.sites
         state = ep.renew(ep.model(state), sites) if ahead else ep.restate(prior, sites)
     if plan.averaging is not None and not asked:
@@ -458,7 +410,7 @@ def _converged(plan, ep, state, end, trace):
         # figures are those of one more pass
         model = ep.model(state)
         final = model.figures(ep.one_pass(model, state.sites)[0])
-        told = ending_in(trace.history, final), end.reason, 0
+        told = base.ending_in(trace.history, final), end.reason, 0
     else:
         most = plan.sweeps["max_iter"]
         watch = SILENT if end.reason == "asked" else trace
@@ -466,47 +418,41 @@ def _converged(plan, ep, state, end, trace):
         result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
-    return PassRun(state, model, *told, float(final["log_evidence"]), remark_of(end))
+    return PassRun(state, model, *told, float(final["log_evidence"]), base.remark_of(end))
 
 
-def _learned(plan, ep, hyper, trace):
+def _learned(plan, ep, space, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
-    prior, vector = hyper.prior(hyper.start), hyper.start
+    prior, vector = space.prior(space.start), space.start
     state = ep.zero(prior)
     if plan.sites is not None and not plan.learns_apart:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
-    rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
+    rule = learning.STEP_RULES.get(plan.optimizer, learning.STEP_RULES["adam"])(plan.learning_rate)
     if plan.batch_size is not None:
-        return learn_by_minibatches(ep, hyper, state, rule, plan, trace)
-    if not hyper.learns:
-        return state, KEPT
+        return learning.learn_by_minibatches(ep, space, state, rule, plan, trace)
+    if not space.learns:
+        return state, hyper.KEPT
     if plan.optimizer == "fmin_l_bfgs_b":
-        return _learned_at_fixed_points(plan, ep, hyper, state, trace)
-    limits: dict[str, Any] = dict(max_iter=plan.max_iter)
-    begun = learn_on_more_and_more_rows(ep, hyper, rule, plan, trace.monitor)
+        return _learned_at_fixed_points(plan, ep, space, state, trace)
+    most, limits = plan.max_iter, dict[str, Any]()
+    begun = learning.learn_on_more_and_more_rows(ep, space, rule, plan, trace.monitor)
     if begun is not None:
         vector, state, due = begun[0], begun[1] or state, begun[2]
         most = plan.max_iter if plan.begun else due
-        limits = dict(max_iter=most, due=due, enough=LEARNING.settled_after)
-    limits |= dict(weight=plan.data.weight, damping=plan.sweeps["damping"], kind=plan.kind)
-    state, _, end = learn_by_passes(ep, hyper, vector, state, rule, trace=trace, **limits)
+        limits = dict(due=due, enough=learning.LEARNING.settled_after)
+    own = ep, space, vector, state, rule, plan, trace, most, plan.data.weight
+    state, _, end = learning.learn_by_passes(*own, **limits)
     return state, end
 
 
-def _learned_at_fixed_points(plan, ep, hyper, state, trace):
+def _learned_at_fixed_points(plan, ep, space, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
-    free = hyper.start[hyper.n_theta :]
-    problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], LEARNING_TOL))
-    found = search_mode(
-        Nodes(problem, hyper).evaluate,
-        hyper.start,
-        hyper.bounds,
-        plan.labels.accuracy,
-        max_iter=plan.max_iter,
-        starts=[np.concatenate([t, free]) for t in plan.restarts],
-        monitor=trace,
-    )
-    mode, end = or_refuse(found)
+    free = space.start[space.n_theta :]
+    problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], spaces.LEARNING_TOL))
+    how: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=trace)
+    how["starts"] = [np.concatenate([t, free]) for t in plan.restarts]
+    own = hyper.Nodes(problem, space).evaluate, space.start, space.bounds, plan.labels.accuracy
+    mode, end = spaces.or_refuse(hyper.search_mode(*own, **how))
     prior = mode.payload.state.prior
     return ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites), end
 
@@ -517,22 +463,25 @@ def average_over_kernel(plan, ep, state, monitor):
     The payload of its nodes are `InducingNode`s. The evidence is that of all binary problems.
     """
     theta = state.prior.kernel.theta
-    _, _, apart = learned_coordinates(state.prior.kernel)
-    space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
-    evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=5e-3, max_iter=40), space).evaluate
+    _, _, apart = spaces.learned_coordinates(state.prior.kernel)
+    space = spaces.KernelScales.at(plan.kernel, theta, plan.averaging, apart)
+    problem = plan.problem(ep, state, state.prior.Z, tol=5e-3, max_iter=40)
+    evaluate = hyper.Nodes(problem, space).evaluate
+    own = space.phi(theta), space.bounds, hyper.TO_THE_MODE
     with monitor.phase("integration over hyperparameters") as told:
         search: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
-        found = search_mode(evaluate, space.phi(theta), space.bounds, TO_THE_MODE, **search)
+        found = hyper.search_mode(evaluate, *own, **search)
     if found is None:
         return None
     mode, end = found
     if end.reason == "asked":
-        return average_of([mode], np.array([mode.objective]))
+        return hyper.average_of([mode], np.array([mode.objective]))
     # workers have the partitions, whose pool is open: nodes come one after another
     if sum(ep.sizes) <= LIMITS.several:
-        return integrate(evaluate, mode, space.bounds, 1, monitor)
-    curvature, _ = curvature_at(evaluate, mode, space.bounds)
-    return sample_about(partial(evaluate, slopes=False), mode, space.bounds, curvature, 1, monitor)
+        return hyper.integrate(evaluate, mode, space.bounds, 1, monitor)
+    curvature, _ = hyper.curvature_at(evaluate, mode, space.bounds)
+    evaluate = partial(evaluate, slopes=False)
+    return hyper.sample_about(evaluate, mode, space.bounds, curvature, 1, monitor)
 
 
 def follow_dense(plan, ep, trace):
@@ -552,12 +501,12 @@ def follow_dense(plan, ep, trace):
         sites = (dense.posterior.posteriors[k].sites() / known.copies)[None, :, known.place]
         state = ep.restate(prior, np.split(sites, np.cumsum(ep.sizes)[:-1], axis=2))
         told = node.log_evidence, node.residual, None, spread[k]
-        payload = InducingNode(theta[k], state, ep.model(state), *told)
+        payload = learning.InducingNode(theta[k], state, ep.model(state), *told)
         nodes.append(node._replace(payload=payload))
     _, state, model, log_evidence, residual, *_ = nodes[heaviest].payload
     trace.end({"residual": residual, "log_evidence": log_evidence}, model)
     reason, n_sweeps = worst_reason([dense.reason, end.reason]), dense.attributes["n_sweeps"]
-    remark = dense.remark or remark_of(end)
+    remark = dense.remark or base.remark_of(end)
     run = PassRun(state, model, trace.history, reason, n_sweeps, log_evidence, remark)
     return average._replace(nodes=nodes), run
 
@@ -568,22 +517,22 @@ def nearest_points(plan, node, monitor):
     They maximise the bound on the log evidence of the dense sites, which is below it by the
     divergence; points that stay are the first ones. Returns them and the `LearningEnd`.
     """
-    hyper, dense = plan.hyperparameters(), plan.known.fit.posterior.posteriors[node]
+    space, dense = plan.hyperparameters(), plan.known.fit.posterior.posteriors[node]
     precision, shift = dense.sites()
 
     def at(vector, _):
         try:
-            latent = InducingGP(dense.kernel, dense.X, hyper.prior(vector).Z, plan.jitter)
+            latent = InducingGP(dense.kernel, dense.X, space.prior(vector).Z, plan.jitter)
         except ImproperPosterior:  # such as inducing points that have met
             return None
         state, half = latent.posterior(precision, shift), -0.5 * precision
         slope = latent.evidence_gradient(state, half, inputs=plan.learn_inducing)[1]
         bound = state.log_evidence + half @ latent.extra_var
-        return Node(vector, bound, 0.0, np.ravel(slope * hyper.unit), 0.0, latent.prior)
+        return hyper.Node(vector, bound, 0.0, np.ravel(slope * space.unit), 0.0, latent.prior)
 
     how: dict[str, Any] = dict(max_iter=plan.max_iter, monitor=monitor)
-    enough = Accuracy(ftol=LEARNING.near_dense)
-    found, end = or_refuse(search_mode(at, hyper.start, hyper.bounds, enough, **how))
+    enough = hyper.Accuracy(ftol=learning.LEARNING.near_dense)
+    found, end = spaces.or_refuse(hyper.search_mode(at, space.start, space.bounds, enough, **how))
     return found.payload.Z, end
 
 
@@ -593,11 +542,11 @@ def _mixed_nodes(plan, ep, average, run):
     heaviest, weight = int(np.argmax(average.weight)), average.weight
     own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
     theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
-    copies = copies_left_out_of_parts(ep.run, plan.data)
+    copies = rows.copies_left_out_of_parts(ep.run, plan.data)
     loo = np.array([ep.leave_one_out(n.model, n.state.sites, copies) for n in own])
-    log_weight = log_weights_without(weight, loo, np.concatenate(copies))
+    log_weight = hyper.log_weights_without(weight, loo, np.concatenate(copies))
     kernel = with_theta(plan.kernel, weight @ theta)
-    run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
+    run.attributes = base.attributes_of_nodes(average, theta, spaces.learned_coordinates(kernel)[0])
     mixtures = [AveragedPosterior(list(parts), weight) for parts in zip(*each, strict=True)]
     loo_proba = np.exp(np.logaddexp.reduce(log_weight + loo, axis=0))
     return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

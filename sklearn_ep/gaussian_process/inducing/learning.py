@@ -5,7 +5,7 @@ evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,25 +17,10 @@ from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.rows import other_keys
 from ..._estimator.checks import draw_seed
-from .._hyperparameters import (
-    KernelScales,
-    RatiosOfLengths,
-    central_differences,
-    or_refuse,
-    settled,
-)
+from .. import _hyperparameters as spaces
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
-from .ep import (
-    InducingEP,
-    PassModel,
-    PassState,
-    PassStep,
-    add_sums,
-    batch_of_part,
-    evidence_gradient,
-    largest_change,
-)
+from . import ep as passes
 from .rows import batches_of_part, keys_of_part
 from .values import InducingPosterior, InducingPrior, rebase
 
@@ -140,7 +125,7 @@ class Hyperparameters:
         prior = self.lengths_near and self.n_theta
         if not prior or constant_and_stationary(self.kernel) is None:
             return np.arange(0)
-        lengths = KernelScales.at(self.kernel, self.kernel.theta).lengths
+        lengths = spaces.KernelScales.at(self.kernel, self.kernel.theta).lengths
         return lengths if len(lengths) > 1 else lengths[:0]
 
     def log_prior(self, vector):
@@ -148,13 +133,13 @@ class Hyperparameters:
         gradient, lengths = np.zeros(len(vector)), self._lengths
         if not len(lengths):
             return 0.0, gradient
-        value, slope = RatiosOfLengths().log_density(self.theta(vector)[lengths])
+        value, slope = spaces.RatiosOfLengths().log_density(self.theta(vector)[lengths])
         gradient[: self.n_theta] = slope @ self._maps[0][lengths]
         return value, gradient
 
     def gradient(self, model, sums, fresh, kind=np.float64):
         """Return the gradient of the log evidence in the vector, from sums of a float type."""
-        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
+        theta, towards = passes.evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
         pieces = [self._maps[0].T @ theta[: self.n_theta]]
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
@@ -265,29 +250,16 @@ STEP_RULES = {"adam": Adam, "adadelta": Adadelta, "sign_rate": SignRate}
 
 
 def learn_by_passes(
-    ep,
-    hyper,
-    vector,
-    state,
-    rule,
-    *,
-    weight,
-    damping,
-    max_iter,
-    trace,
-    scale=1.0,
-    enough=LEARNING.settled,
-    kind=np.float64,
-    due=None,
+    ep, hyper, vector, state, rule, plan, trace, max_iter, weight, due=None, enough=LEARNING.settled
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
     Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`, and goes up
-    log evidence plus log prior; `weight` counts the copies of all rows. `damping` is the share of
-    the site updates; the first pass from empty sites takes them whole. The rule is told `scale`
-    times the gradient. At the end of `max_iter`, and from `due` passes on, it has converged if the
-    last passes gained less than `enough` nats a row. `kind` is the float type of the passes.
-    Returns the state at the learned hyperparameters, their vector and the `LearningEnd`.
+    log evidence plus log prior; `weight` counts the copies of the rows, and the rule is told the
+    gradient times those of all rows of the plan over it. The first pass from empty sites takes
+    their updates whole, others the share of the plan. At the end of `max_iter`, and from `due`
+    passes on, it has converged if the last passes gained less than `enough` nats a row. Returns the
+    state at the learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
@@ -295,11 +267,11 @@ def learn_by_passes(
     """
     reason: Reason | None = None
     values = []
-    options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=kind)
+    options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=plan.kind)
     while reason is None:
         trace.begin("pass")
         model = ep.model(state)
-        share = damping if np.any(state.shift) else 1.0
+        share = plan.sweeps["damping"] if np.any(state.shift) else 1.0
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         figures = model.figures(sums)
@@ -307,13 +279,13 @@ def learn_by_passes(
         values.append(figures["log_evidence"] + log_prior)
         gradient = hyper.gradient(model, sums, fresh=True) + slopes
         left = hyper.clip(vector + gradient) - vector
-        vector = hyper.clip(vector + rule.step(scale * gradient))
+        vector = hyper.clip(vector + rule.step(plan.data.weight / weight * gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
         if averaged:
             gram = state.gram + share * (gram - state.gram)
             shift = state.shift + share * (shift - state.shift)
         gram, shift = rebase(gram, shift, state.prior, prior)
-        state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
+        state = passes.PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
         asked = trace.end(figures, model)
         reason = "asked" if asked else _end_of_passes(values, enough * weight, max_iter, due)
     return state, vector, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
@@ -357,17 +329,15 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     many = plan.data.weight >= LIMITS.some_passes and ep.labels.copies is None
     if plan.sites is not None or not (plan.begun or many):
         return None
-    model, vector, fixed = None, hyper.start, dict(damping=plan.sweeps["damping"], kind=plan.kind)
+    model, vector = None, hyper.start
     for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
-            small = InducingEP(run, [len(y)], None, ep.labels)
+            small = passes.InducingEP(run, [len(y)], None, ep.labels)
             state = small.zero(hyper.prior(vector))
             if model is not None:  # the sites that the posterior of others asks for
                 state = small.renew(model, state.sites)
-            trace, own = Trace(StepsOfPhase(told)), weight.sum()
-            limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
-            options = fixed | limits
-            state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
+            trace, from_here = Trace(StepsOfPhase(told)), (small, hyper, vector, state, rule, plan)
+            state, vector, _ = learn_by_passes(*from_here, trace, n_passes, weight.sum())
             model = small.model(state)
             if trace.asked:
                 break
@@ -404,7 +374,7 @@ class BatchLearning:
         self.n_steps, self.n_done = plan.max_iter * max(1.0, self.total / plan.batch_size), 0
         # the sites of the epochs are the answer where nothing is learned
         form, kind = ("fresh", plan.kind) if hyper.learns else (None, np.float64)
-        self.how = PassStep(plan.sweeps["damping"], form, hyper.learn_inputs, kind)
+        self.how = passes.PassStep(plan.sweeps["damping"], form, hyper.learn_inputs, kind)
         self.vector = self.average = hyper.start
         sites = None if state.sites is None else [s.copy() for s in state.sites]
         self.state = replace(state, sites=sites)
@@ -429,12 +399,12 @@ class BatchLearning:
         for k, rows in enumerate(each):
             own = None if sites is None or rows is None else sites[k][:, :, rows]
             messages.append(None if rows is None else (rows, own))
-        answers = self.ep.run(batch_of_part, messages, model, self.ep.classes, self.how)
+        answers = self.ep.run(passes.batch_of_part, messages, model, self.ep.classes, self.how)
         for k, answer in enumerate(answers):
             if answer is not None and sites is not None:
                 sites[k][:, :, each[k]] = answer[0].sites
         sums, copies = zip(*filter(None, answers), strict=True)
-        return self._step(model, add_sums(sums), sum(copies))
+        return self._step(model, passes.add_sums(sums), sum(copies))
 
     def _step(self, model, sums, weight):
         """Take in the sums of so many copies and move the hyperparameters.
@@ -494,22 +464,22 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
     state = learning.state
     prior = hyper.prior(learning.average) if hyper.learns else state.prior
     gram, shift = rebase(state.gram, state.shift, state.prior, prior)
-    return PassState(prior, gram, shift, state.sites), LearningEnd(reason, trace.n_iter, 0.0)
+    return passes.PassState(prior, gram, shift, state.sites), LearningEnd(reason, trace.n_iter, 0.0)
 
 
 def _drift(before, after):
     """Return by how much an epoch moved the posteriors, the residual of an averaged site."""
     gram, shift = rebase(before.gram, before.shift, before.prior, after.prior)
     old = [InducingPosterior(*sums) for sums in zip(gram, shift, strict=True)]
-    return largest_change(old, after.gram, after.shift)
+    return passes.largest_change(old, after.gram, after.shift)
 
 
 class InducingNode(NamedTuple):
     """What a node keeps: parameters (p,), state and model of the passes; the others see `Nodes`."""
 
     theta: np.ndarray
-    state: PassState
-    model: PassModel
+    state: passes.PassState
+    model: passes.PassModel
     log_evidence: float
     residual: float
     slope: np.ndarray | None = None
@@ -524,9 +494,9 @@ class InducingProblem:
     `InducingEP.solve`.
     """
 
-    ep: InducingEP
+    ep: passes.InducingEP
     hyper: Hyperparameters
-    state: PassState
+    state: passes.PassState
     sweeps: dict[str, Any]
 
     def at(self, vector, near, slopes=True):
@@ -544,7 +514,7 @@ class InducingProblem:
             return self.ep.solve(self.ep.moved(state, prior), **steps)[0]
 
         start, damping = self.state if near is None else near.state, self.sweeps["damping"]
-        result = settled(solve, start, self.ep.zero(prior), damping)
+        result = spaces.settled(solve, start, self.ep.zero(prior), damping)
         if result is None:
             return None
         state, model, slope = self.ep.state_of(result), result.evaluation.payload, None
@@ -561,5 +531,9 @@ class InducingProblem:
         Of evidences at fixed points, which are run from the sites of the node to a small residual.
         """
         steps = self.sweeps | dict(tol=min(self.sweeps["tol"], 1e-6), max_iter=300)
-        at = partial(replace(self, sweeps=steps).at, near=node, slopes=False)
-        return central_differences(lambda theta: or_refuse(at(theta)).log_evidence, node.theta)
+        problem = replace(self, sweeps=steps)
+
+        def value(theta):
+            return spaces.or_refuse(problem.at(theta, node, slopes=False)).log_evidence
+
+        return spaces.central_differences(value, node.theta)

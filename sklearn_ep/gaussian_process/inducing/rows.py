@@ -266,9 +266,8 @@ def describe(run, own, seed, n_candidates):
         origin = parts[0].origin
         centres = [p.origin - origin + p.centre for p in parts]
         centre = weighted_mean(np.stack(centres), np.array([p.weight for p in parts]))
-        spread = sum(
-            p.spread + p.weight * (c - centre) ** 2 for p, c in zip(parts, centres, strict=True)
-        )
+        pairs = zip(parts, centres, strict=True)
+        spread = sum(p.spread + p.weight * (c - centre) ** 2 for p, c in pairs)
     total_variance = float(np.sum(spread / weight))
     check_scale(total_variance, varies=False)
     units = Units.of_moments(origin, centre, spread / weight)
@@ -352,8 +351,7 @@ def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
     """
     given = estimator.inducing_points
     if given is None:
-        m = inducing_count(estimator) if m is None else m
-        Z = choose_inducing_points(rows, weight, m, seed, kernel)
+        Z = choose_inducing_points(rows, weight, m or inducing_count(estimator), seed, kernel)
     else:
         Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
         if Z.shape[1] != rows.shape[1]:

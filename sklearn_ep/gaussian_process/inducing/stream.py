@@ -11,14 +11,7 @@ from ..._engine.partition import Part, PartMap
 from ..._engine.rows import minibatches, row_keys, taken_copies
 from ..._estimator.checks import draw_seed
 from ..._estimator.row_parts import CheckedRows
-from .._base import (
-    check_kernel,
-    column_spread,
-    inducing_count,
-    initial_kernel,
-    sweeps_of,
-    takes_some_rows,
-)
+from .. import _base as base
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
 from .fit import PassRun, checked_optimizer, gp_fit, kernels_of_some_rows, labels_of
@@ -109,7 +102,7 @@ def check_stream(estimator):
 
 def plan_stream(estimator, joint):
     """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
-    labels, sweeps = labels_of(estimator, joint), sweeps_of(estimator)
+    labels, sweeps = labels_of(estimator, joint), base.sweeps_of(estimator)
     optimizer = checked_optimizer(estimator, labels.factor)
     if optimizer == "fmin_l_bfgs_b":
         optimizer = "adam"
@@ -117,7 +110,7 @@ def plan_stream(estimator, joint):
         labels=labels,
         step_rule=optimizer and STEP_RULES[optimizer](estimator.learning_rate),
         batch_size=estimator.batch_size,
-        n_inducing=inducing_count(estimator) if estimator.inducing_points is None else 0,
+        n_inducing=base.inducing_count(estimator) if estimator.inducing_points is None else 0,
         jitter=estimator.jitter,
         sweeps=sweeps | dict(max_iter=min(sweeps["max_iter"], estimator.max_iter)),
     )
@@ -129,10 +122,11 @@ def new_stream(estimator, rows, labels, known=None):
     `known` is the kernel of some of them, None where it is not known.
     """
     X, _, weight = rows.arrays
-    kernel = known or initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
+    total_variance = float(np.sum(base.column_spread(X, weight) ** 2))
+    kernel = known or base.initial_kernel(estimator, total_variance)
     seed = draw_seed(estimator.random_state)
     Z = first_points(estimator, X, weight, seed, kernel, told=False)
-    check_kernel(kernel, kernel(Z, Z))
+    base.check_kernel(kernel, kernel(Z, Z))
     P, q = labels.n_posteriors, labels.n_latents * len(Z)
     prior = InducingPrior(kernel, Z, estimator.jitter)
     empty = np.zeros((P, q, q)), np.zeros((P, q))
@@ -203,7 +197,7 @@ def _rows_so_far(estimator, before, rows, forgetting):
 def _waits(estimator, rows):
     """Return whether rows so far, None for unknown, are too few and with more will be enough."""
     few = rows is not None and len(rows.arrays[1]) <= LIMITS.averaged
-    return few and takes_some_rows(estimator, np.inf)
+    return few and base.takes_some_rows(estimator, np.inf)
 
 
 def _kernel_of(estimator, rows):
@@ -212,7 +206,7 @@ def _kernel_of(estimator, rows):
     None for few or unknown rows, and for those of one class.
     """
     y = () if rows is None else rows.arrays[1]
-    if rows is None or np.ptp(y) == 0 or not takes_some_rows(estimator, len(y)):
+    if rows is None or np.ptp(y) == 0 or not base.takes_some_rows(estimator, len(y)):
         return None
     with PartMap([CheckedRows(*rows.arrays)]) as run:
         known = kernels_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT, False)

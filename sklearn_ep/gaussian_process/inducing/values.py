@@ -13,16 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._engine.gaussian import (
-    add_to_diagonal,
-    inverse_factor,
-    inverse_from_triangular,
-    jittered_cholesky,
-    lower_times,
-    positive_variance,
-    row_blocks,
-    triangular_inverse,
-)
+from ..._engine import gaussian
 from ..._engine.partition import KEPT
 from .._dense_gp import finite_or_named
 from .._kernels import SingleCross, cross_covariance
@@ -57,8 +48,8 @@ class InducingPrior:
         self.kernel, self.Z = kernel, Z
         self.cross = cross_covariance(kernel, Z)
         Kzz, self._kept = self.cross.block(Z)
-        self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
-        self.inverse = np.asfortranarray(triangular_inverse(self.lower))
+        self.lower, self.jitter = gaussian.jittered_cholesky(Kzz, jitter)
+        self.inverse = np.asfortranarray(gaussian.triangular_inverse(self.lower))
 
     def same_as(self, other):
         """Return whether another prior whitens rows as this one does."""
@@ -85,7 +76,7 @@ class InducingPrior:
         cross, inverse = self.parts(kind)
         K, kept = cross.block(X)
         K = K.astype(kind, copy=keep)
-        W = lower_times(inverse, K.T).T
+        W = gaussian.lower_times(inverse, K.T).T
         extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
         return W, np.maximum(extra_var, 0.0), (X, kept) if keep else None
 
@@ -94,8 +85,8 @@ class InducingPrior:
 
         The derivatives of the kernel are summed in the float type `kind`.
         """
-        half = lower_times(self.inverse, M.copy(), trans=True)
-        G = lower_times(self.inverse, half.T, trans=True)
+        half = gaussian.lower_times(self.inverse, M.copy(), trans=True)
+        G = gaussian.lower_times(self.inverse, half.T, trans=True)
         G[np.diag_indices_from(G)] *= 1.0 + self.jitter
         cross, _ = self.parts(kind)
         theta, towards = cross.contract(cross.rounded_block(self._kept), G, inputs)
@@ -136,15 +127,15 @@ class InducingPosterior:
     def __init__(self, gram, shift):
         self.gram, self.shift = gram, shift
         A = gram.copy().T  # symmetric, and in the order of LAPACK
-        add_to_diagonal(A, 1.0)
-        self.inverse = inverse_factor(A)
+        gaussian.add_to_diagonal(A, 1.0)
+        self.inverse = gaussian.inverse_factor(A)
         self.mean = self.inverse.T @ (self.inverse @ shift)
         self.log_evidence = 0.5 * shift @ self.mean + np.sum(np.log(np.diagonal(self.inverse)))
 
     @cached_property
     def cov(self):
         """Covariance A^-1 (m, m)."""
-        return inverse_from_triangular(self.inverse)
+        return gaussian.inverse_from_triangular(self.inverse)
 
     @cached_property
     def _single(self):
@@ -152,7 +143,7 @@ class InducingPosterior:
 
     def root(self, W):
         """Return T with T T' = W A^-1 W' (n, m)."""
-        return lower_times(self.inverse, W.copy().T).T
+        return gaussian.lower_times(self.inverse, W.copy().T).T
 
     def marginals(self, W, smooth=False):
         """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m).
@@ -178,7 +169,7 @@ class InducingPosterior:
 def _times_blocks(T, gram):
     """Return T' times each block of rows of a gram (k m, k m), for T (m, m) lower triangular."""
     blocks = np.split(gram, len(gram) // len(T))
-    return np.concatenate([lower_times(T, block.copy(), trans=True) for block in blocks])
+    return np.concatenate([gaussian.lower_times(T, block.copy(), trans=True) for block in blocks])
 
 
 def rebase(gram, shift, old, new):
@@ -190,7 +181,7 @@ def rebase(gram, shift, old, new):
     if old is new:
         return gram, shift
     m = len(old.Z)
-    T = lower_times(old.inverse, new.lower[:m, :m].copy())  # triangular as well
+    T = gaussian.lower_times(old.inverse, new.lower[:m, :m].copy())  # triangular as well
     grams = [_times_blocks(T, _times_blocks(T, g).T) for g in gram]
     return np.stack(grams), (shift.reshape(-1, len(T)) @ T).reshape(shift.shape)
 
@@ -226,11 +217,11 @@ class InducingGPPosterior:
     def latent(self, X):
         """Return mean and variance (n,) at new rows; O(m^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), np.empty(len(X))
-        for rows in row_blocks(len(X), most=block_rows(len(self.prior.Z))):
+        for rows in gaussian.row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows], var[rows], _ = self.posterior.marginals(W)
             var[rows] += extra_var
-        return mean, positive_variance(var, self.prior.cross.diagonal(X))
+        return mean, gaussian.positive_variance(var, self.prior.cross.diagonal(X))
 
     @finite_or_named
     def covariance(self, X1, X2):
@@ -292,7 +283,7 @@ class InducingGP:
         G = (towards_w - 2.0 * scaled) @ self.prior.inverse
         theta, towards = self.prior.cross.contract(self._kept, G, inputs)
         M = W.T @ scaled - 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
-        add_to_diagonal(M, 0.5)
+        gaussian.add_to_diagonal(M, 0.5)
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
         of_prior, towards_prior = self.prior.contract(M, inputs)
         return theta + diagonal + of_prior, towards + towards_prior

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from ..._engine.class_sites import JointEP, empty_sites
+from ..._engine.class_sites import empty_sites
 from ..._engine.noisy_argmax import ErringArgmax
 from .._base import class_cavity
-from .._joint_gp import JointGP, JointGPPosterior
+from .._dense import JointModel
 from ..inducing.classes import JointLabels
 from .problem import Rung
 
@@ -41,14 +41,18 @@ class ClassLabels:
         """Return sites that say nothing."""
         return empty_sites(y, self.n_classes)
 
+    def _model(self, plan, setting):
+        """Return the same as a fit without errors has it, by another factor."""
+        return JointModel(self.factor(setting.rate, plan.noise), self.n_classes)
+
     def ep(self, plan, setting, y, passing=False):
-        """Return the fixed-point map at a setting, on the way in single precision.
+        """Return the fixed-point map at a setting, on the way in single precision if that holds.
 
         And with fewer nodes of integrals.
         """
-        factor = self.factor(setting.rate, plan.noise)
-        structure = JointGP(setting.kernel, plan.coordinates, passing)
-        return JointEP(structure, factor.rough() if passing else factor, y, plan.weight)
+        model = self._model(plan, setting)
+        model = model.rough(plan.averaging is not None) if passing else model
+        return model.ep(setting.kernel, plan.coordinates, y, plan.weight)
 
     def solver(self, ep, rule, mixing):
         """Return what maps sites to a `Result`; the only rule is to match moments."""
@@ -68,8 +72,7 @@ class ClassLabels:
 
     def posterior(self, plan, setting, state):
         """Return what predicts."""
-        factor = self.factor(setting.rate, plan.noise)
-        return JointGPPosterior(setting.kernel, plan.X, state, factor)
+        return self._model(plan, setting).posterior(setting.kernel, plan.X, state)
 
     def rungs(self, plan):
         """Return the ladder of `climb`: expectation propagation, and less damping."""

@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.gaussian import (
-    ImproperPosterior,
-    add_to_diagonal,
-    checked_cholesky,
-    cholesky_solve,
-    inverse_from_cholesky,
-)
+from ..._engine import gaussian
 from ..._engine.loop import SILENT, Result, Trace, reason_to_end
 
 # Promised fall of an inner problem at which it counts as solved, G is then known to half of it.
@@ -79,21 +73,21 @@ class _Scaled:
     def __init__(self, matrix):
         diagonal = np.diagonal(matrix)
         if diagonal.min() <= 0:
-            raise ImproperPosterior("a curvature is not positive")
+            raise gaussian.ImproperPosterior("a curvature is not positive")
         self.unit = 1.0 / np.sqrt(diagonal)
         matrix *= self.unit
         matrix *= self.unit[:, None]
-        add_to_diagonal(matrix, 1e-12)
-        self.lower = checked_cholesky(matrix.T, overwrite=True)
+        gaussian.add_to_diagonal(matrix, 1e-12)
+        self.lower = gaussian.checked_cholesky(matrix.T, overwrite=True)
 
     def solve(self, right):
         """Return the solution for a right side (2, n)."""
-        flat = self.unit * cholesky_solve(self.lower, self.unit * right.ravel())
+        flat = self.unit * gaussian.cholesky_solve(self.lower, self.unit * right.ravel())
         return flat.reshape(right.shape)
 
     def inverse(self):
         """Return the inverse (2n, 2n)."""
-        inverse = inverse_from_cholesky(self.lower)
+        inverse = gaussian.inverse_from_cholesky(self.lower)
         inverse *= self.unit
         inverse *= self.unit[:, None]
         return inverse
@@ -149,7 +143,7 @@ class MarginalDoubleLoop:
         ep, u, weight = self.ep, self.exponent, self.ep.weight
         rest = m - u * x
         if min(m[0].min(), rest[0].min()) <= 0:
-            raise ImproperPosterior("the posterior without one row has no variance")
+            raise gaussian.ImproperPosterior("the posterior without one row has no variance")
         state = ep.structure.posterior(weight * x[0], weight * x[1])
         log_z, cumulants = self.factor.cumulants(ep.y, rest[1] / rest[0], 1.0 / rest[0])
         of_tilted, tilted = statistics(*cumulants)
@@ -171,7 +165,7 @@ class MarginalDoubleLoop:
             return first
         try:
             return max(first, self._minimum_of(x), key=lambda found: found[0].value)
-        except ImproperPosterior:
+        except gaussian.ImproperPosterior:
             return first
 
     def _minimum_of(self, x):
@@ -220,7 +214,7 @@ class MarginalDoubleLoop:
         for share in 0.5 ** np.arange(40):
             try:
                 new = self.at(saddle.x + share * step, saddle.m)
-            except ImproperPosterior:
+            except gaussian.ImproperPosterior:
                 continue
             if new.inner <= saddle.inner - 1e-4 * share * fall + least:
                 return new
@@ -240,7 +234,7 @@ class MarginalDoubleLoop:
                 step = _Scaled(fall).solve(saddle.of_marginals)
                 moved = curvature.solve(_rows_times(tilted, step))
                 new, factor = self._minimise(self._near(saddle, moved, step))
-            except ImproperPosterior:
+            except gaussian.ImproperPosterior:
                 share = max(8.0 * share, _SOME)
                 continue
             rise, promised = new.value - saddle.value, np.sum(step * saddle.of_marginals)
@@ -255,5 +249,5 @@ class MarginalDoubleLoop:
         """Return the point after a step of m, x moved with it if that leaves a posterior."""
         try:
             return self.at(saddle.x + moved, saddle.m + step)
-        except ImproperPosterior:
+        except gaussian.ImproperPosterior:
             return self.at(saddle.x, saddle.m + step)

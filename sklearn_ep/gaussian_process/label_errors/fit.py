@@ -13,33 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from ..._engine.hyper import (
-    KEPT,
-    TO_THE_MODE,
-    Accuracy,
-    LearningEnd,
-    Node,
-    Nodes,
-    Spacing,
-    average_of,
-    curvature_at,
-    integrate,
-    sample_about,
-    search_from_rows,
-    search_mode,
-)
+from ..._engine import hyper
 from ..._engine.loop import SILENT, Result, Trace
 from ..._estimator.averaged import AveragedPosterior
-from .._base import (
-    attributes_of_nodes,
-    average_alone,
-    copies_left_out,
-    fit_of_sites,
-    mixed_logs,
-    share_of_copies,
-    third_of_rows,
-    watch_of_sweeps,
-)
+from .. import _base as base
 from .._kernels import with_theta
 from .._limits import LIMITS
 from .double_loop import MarginalDoubleLoop
@@ -48,13 +25,13 @@ from .rules import SequentialEP
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.
-_LEARNING = Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
+_LEARNING = hyper.Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Ends of learning that leave iterations for sweeps: both share one budget.
 ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 # Step, depth and most nodes of the lattice in kernel and rate, and in two of these alone, in the
 # main the neighbours of the mode: on ten splits with and without wrong labels the log loss is that
 # of a finer one within .001. With many rows they are ever fewer, to a depth of neighbours alone.
-_SPACINGS, _ENDS = {2: Spacing(2.0, 3.5, 9), 3: Spacing(2.0, 3.5, 20)}, 0.5
+_SPACINGS, _ENDS = {2: hyper.Spacing(2.0, 3.5, 9), 3: hyper.Spacing(2.0, 3.5, 20)}, 0.5
 
 
 def fit_label_errors(plan, y, monitor, k):
@@ -66,20 +43,20 @@ def fit_label_errors(plan, y, monitor, k):
     rows, trace = _some_rows(problem, first), Trace(monitor)
     if plan.averaging is None:
         return _fit_of_mode(problem, first, rows, trace)
-    nodes = Nodes(problem, _space_of_average(problem, first, rows))
-    found = _mode(nodes, rows, TO_THE_MODE, trace)
+    nodes = hyper.Nodes(problem, _space_of_average(problem, first, rows))
+    found = _mode(nodes, rows, hyper.TO_THE_MODE, trace)
     if found is None:
         return _fit_of_mode(problem, first, rows, trace)
     mode, end = found
     if end.reason == "asked":
-        average = average_of([mode], np.array([mode.log_evidence]))
+        average = hyper.average_of([mode], np.array([mode.log_evidence]))
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
     models, log_odds = [_Hypothesis(nodes, mode, _curvature(nodes, mode, end))], -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         plain = _nodes_without_errors(nodes, mode)
-        found = _mode(plain, rows, TO_THE_MODE)
+        found = _mode(plain, rows, hyper.TO_THE_MODE)
         if found is not None:
             models.append(_Hypothesis(plain, found[0], _curvature(plain, *found)))
             log_odds = logit(plan.averaging.no_errors)
@@ -94,12 +71,12 @@ def fit_label_errors(plan, y, monitor, k):
 def _fit_of_mode(problem, first, rows, trace):
     """Return the `BinaryFit` of the setting of the largest evidence."""
     setting, sites, end = learned(problem, first, rows, trace)
-    watch = watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
+    watch = base.watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
     result, path = _converged(problem, setting, sites, watch)
     posteriors, _, told = _parts(problem, [(setting, result)], np.ones(1))
     told |= attributes_of_setting(setting, _relaxation(result), path)
     run = posteriors[0], trace, end, result, setting.kernel
-    return fit_of_sites(*run, told, setting.points)
+    return base.fit_of_sites(*run, told, setting.points)
 
 
 def learned(problem, first, rows, trace):
@@ -108,12 +85,12 @@ def learned(problem, first, rows, trace):
     The search begins with some `rows`, None for all.
     """
     plan = problem.plan
-    nodes = Nodes(problem, plan.space_of_mode(first))
+    nodes = hyper.Nodes(problem, plan.space_of_mode(first))
     if not len(nodes.space.start(first.kernel.theta)):
-        return first, problem.x, KEPT
+        return first, problem.x, hyper.KEPT
     found = _mode(nodes, rows, _LEARNING, trace, plan.restarts)
     if found is None:
-        return first, problem.x, LearningEnd("stuck", 0, np.nan)
+        return first, problem.x, hyper.LearningEnd("stuck", 0, np.nan)
     mode, end = found
     return mode.payload.point, mode.payload.result.x, end
 
@@ -138,7 +115,7 @@ def _some_rows(problem, first):
     if np.any(problem.x[1]) or plan.unit is not None:
         return None
     least = LIMITS.thirds if first.points is None else LIMITS.averaged + 1
-    return third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
+    return base.third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
@@ -150,14 +127,14 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     found: Any
     if rows is None or not len(starts[0]):
         accuracy = accuracy._replace(exact_gradient=accuracy.exact_gradient and exact)
-        found = search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
+        found = hyper.search_mode(nodes.evaluate, starts[0], space.bounds, accuracy, **search)
     else:
-        if accuracy is TO_THE_MODE:
+        if accuracy is hyper.TO_THE_MODE:
             # nodes about it are weighed: half a posterior sd away it does as well
-            accuracy = TO_THE_MODE._replace(gain=0.1)
+            accuracy = hyper.TO_THE_MODE._replace(gain=0.1)
         search |= dict(exact_gradient=exact, patient=LIMITS.patient / plan.weight.sum())
-        share = share_of_copies(plan.weight, rows)
-        found = search_from_rows(nodes, rows, share, starts[0], accuracy, **search)
+        share = base.share_of_copies(plan.weight, rows)
+        found = hyper.search_from_rows(nodes, rows, share, starts[0], accuracy, **search)
     if found is None:
         return None
     mode, end = found[-2:]
@@ -169,8 +146,8 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
 class _Hypothesis(NamedTuple):
     """A model with label errors or without: nodes, their mode, minus the Hessian (T, T) there."""
 
-    nodes: Nodes
-    mode: Node
+    nodes: hyper.Nodes
+    mode: hyper.Node
     curvature: np.ndarray
 
     def about(self, share, monitor):
@@ -181,21 +158,21 @@ class _Hypothesis(NamedTuple):
         """
         nodes, mode, curvature = self
         if share < 0.02 or not len(mode.phi):
-            return average_alone(mode, curvature)
+            return base.average_alone(mode, curvature)
         about, plan = (mode, nodes.space.bounds), nodes.problem.plan
         n_copies, ends = plan.weight.sum(), LIMITS.lattice_errors
         n_jobs, few = plan.averaging.n_jobs, plan.labels.exact_gradient and n_copies <= ends[1]
         if few and n_copies >= LIMITS.thirds:
             # that of some rows may be twice too large
-            curvature = curvature_at(nodes.evaluate, *about, 0.3)[0]
+            curvature = hyper.curvature_at(nodes.evaluate, *about, 0.3)[0]
         if len(mode.phi) < 2 or (few and share >= 0.5):
             spacing = _SPACINGS.get(len(mode.phi))
             if spacing is not None:
                 depth = float(np.interp(n_copies, ends, (spacing.depth, _ENDS)))
                 spacing = spacing._replace(depth=depth)
-            return integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, curvature)
+            return hyper.integrate(nodes.evaluate, *about, n_jobs, monitor, spacing, curvature)
         evaluate = partial(nodes.evaluate, slopes=False)
-        return sample_about(evaluate, *about, curvature, n_jobs, monitor)
+        return hyper.sample_about(evaluate, *about, curvature, n_jobs, monitor)
 
 
 def _curvature(nodes, mode, end):
@@ -204,7 +181,7 @@ def _curvature(nodes, mode, end):
         return np.empty((0, 0))
     if end.curvature is not None:
         return end.curvature
-    return curvature_at(nodes.evaluate, mode, nodes.space.bounds, 0.3)[0]
+    return hyper.curvature_at(nodes.evaluate, mode, nodes.space.bounds, 0.3)[0]
 
 
 def _averages(models, log_odds, monitor):
@@ -215,7 +192,7 @@ def _averages(models, log_odds, monitor):
     """
     if len(models) == 1:
         return models[0].about(1.0, monitor), None, log_odds
-    alone = [average_alone(model.mode, model.curvature) for model in models]
+    alone = [base.average_alone(model.mode, model.curvature) for model in models]
     exact = models[0].nodes.problem.plan.labels.exact_gradient
     share = expit(log_odds + alone[1].log_evidence - alone[0].log_evidence)
     average = models[0].about(1.0 - share, monitor)
@@ -233,7 +210,7 @@ def _nodes_without_errors(nodes, mode):
     first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
     problem = nodes.problem
     problem = replace(problem, x=problem.plan.labels.empty_sites(problem.y))
-    return Nodes(problem, ErrorSpace(first, scales, None))
+    return hyper.Nodes(problem, ErrorSpace(first, scales, None))
 
 
 def climb(rungs, run, x, max_iter, monitor=SILENT):
@@ -281,11 +258,11 @@ def _parts(problem, pairs, weight):
     # of labels that a kernel separates one side may take all weight, to the last digit
     pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
     weight, plan = weight[weight > 0], problem.plan
-    rows = problem.y, copies_left_out(plan.X, problem.y, plan.weight)
+    rows = problem.y, base.copies_left_out(plan.X, problem.y, plan.weight)
     each = [plan.labels.left_out(plan, s, *rows, r) for s, r in pairs]
     told, wrong = zip(*each, strict=True)
     posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    logs = mixed_logs(weight, np.array(told), rows)
+    logs = base.mixed_logs(weight, np.array(told), rows)
     return posteriors, weight, dict(loo_log=logs, wrong_proba=weight @ wrong)
 
 
@@ -302,13 +279,13 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     """
     problem, heaviest = nodes.problem, average.heaviest
     setting = heaviest.payload.point
-    watch = watch_of_sweeps(trace, end, setting)
+    watch = base.watch_of_sweeps(trace, end, setting)
     result, path = _converged(problem, setting, heaviest.payload.result.x, watch)
     own = [node.payload for node in average.nodes]
     pairs = [(p.point, result if p is heaviest.payload else p.result) for p in own]
     share, weight = float(expit(log_odds)), average.weight
     theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
-    more = attributes_of_nodes(average, theta, nodes.space.names)
+    more = base.attributes_of_nodes(average, theta, nodes.space.names)
     more |= attributes_of_setting(setting, _relaxation(result), path)
     more |= dict(label_noise=(1.0 - share) * float(weight @ rates), no_errors_proba=share)
     if without is not None:
@@ -319,7 +296,7 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
     mean = with_theta(problem.plan.kernel, average.weight @ theta)
     run = AveragedPosterior(posteriors, weight), trace, end, result, mean
-    return fit_of_sites(*run, more, setting.points)
+    return base.fit_of_sites(*run, more, setting.points)
 
 
 def _relaxation(result):

@@ -17,13 +17,7 @@ from ..._engine.sites import Sites, copy_cavity, one_copy
 from .._base import evidence_at, fit_of_sites, log_sides, watch_of_sweeps
 from .._hyperparameters import EPNode
 from .._kernels import with_theta
-from ..inducing.ep import (
-    BinaryProblems,
-    InducingEP,
-    PassRows,
-    evidence_gradient,
-    leave_one_out_part,
-)
+from ..inducing import ep as passes
 from ..inducing.rows import PartitionedRows, copies_left_out_of_parts, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
@@ -59,12 +53,12 @@ def rate_slope_of_part(part, sites, model, classes):
     """Return the expected minus the assumed number of wrong labels in a partition."""
     _, _, weight = read_rows(part, classes)
     labels = model.labels
-    if isinstance(labels, BinaryProblems):
+    if isinstance(labels, passes.BinaryProblems):
         message = weight, sites, None
         wrong = row_labels(part, message, model, classes, labels.rule.exponent).wrong_proba
     else:
         told = one_copy(weight), sites
-        wrong = labels.factor.wrong_proba(leave_one_out_part(part, told, model, classes))
+        wrong = labels.factor.wrong_proba(passes.leave_one_out_part(part, told, model, classes))
     return float(dense_copies(weight) @ (wrong - labels.factor.rate))
 
 
@@ -79,7 +73,7 @@ def row_labels(part, message, model, classes, fraction=None):
     rule, factor = labels.rule, labels.factor
     if fraction is not None:
         factor = factor.powered(fraction)
-    for _, seen, _ in model.blocks(PassRows(X, y, *message)):
+    for _, seen, _ in model.blocks(passes.PassRows(X, y, *message)):
         mean, var, _ = model.posteriors[0].marginals(seen.W)
         noise, sign = rule.noise + seen.extra_var, labels.signs(seen.y, 0)
         on_t, of_f = Sites(*seen.sites[0]), (mean, var)
@@ -130,12 +124,12 @@ class PartedErrors:
         memory = None
         if self.plan.labels.joint:
             labels = self.plan.labels.passes(rate, self.plan.noise)
-            return InducingEP(run, self.data.sizes, self.data.classes, labels)
+            return passes.InducingEP(run, self.data.sizes, self.data.classes, labels)
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
         rule, positive = OfNoise(rule, self.plan.noise), 1 if len(self.plan.settings) == 1 else k
-        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=positive)
-        return InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
+        labels = passes.BinaryProblems(LabelErrorStep(rate), rule, positive=positive)
+        return passes.InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
 
     def solve(self, ep, setting, sites, **options):
         """Return `Result`, state and model of EP at a setting from sites on t."""
@@ -200,7 +194,7 @@ class PartedErrorProblem:
         slope, towards, rate_slope = np.empty(0), 0.0, 0.0
         if plan.learn or moves:
             sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
-            slope, towards = evidence_gradient(model, sums, False, moves)
+            slope, towards = passes.evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
             rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
         told = Slopes(slope, rate_slope, towards)
@@ -216,9 +210,8 @@ def fit_parted_errors(run, errors, _, monitor, k):
     def own_run(rung, sites, max_iter, watch):
         ep = errors.ep(run, k, setting.rate, rung.rule)
         options = dict(damping=rung.damping, accelerate=rung.accelerate, monitor=watch)
-        result, state, _ = errors.solve(
-            ep, setting, sites, tol=plan.tol, max_iter=max_iter, **options
-        )
+        options |= dict(tol=plan.tol, max_iter=max_iter)
+        result, state, _ = errors.solve(ep, setting, sites, **options)
         last[:] = [ep]
         return replace(result, x=state.sites)
 

@@ -14,17 +14,9 @@ from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from .._base import evidence_at, log_sides, single_holds
+from .. import _hyperparameters as spaces
+from .._base import evidence_at, log_sides, part_of, single_holds
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._hyperparameters import (
-    EPNode,
-    KernelScales,
-    RatiosOfLengths,
-    ThetaSpace,
-    learned_coordinates,
-    settled,
-    tol_of_nodes,
-)
 from .._kernels import constant_and_stationary, contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
@@ -63,7 +55,7 @@ class Slopes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeakScales(ThetaSpace):
+class WeakScales(spaces.ThetaSpace):
     """All parameters of a kernel under the weak priors of a mode.
 
     The mean variance at `rows` with copies `weight` is log-normal about four times the noise;
@@ -83,7 +75,7 @@ class WeakScales(ThetaSpace):
         """Places of the lengths in theta, of a constant times RBF or Matern."""
         if constant_and_stationary(self.kernel) is None:
             return np.arange(0)
-        return KernelScales.at(self.kernel, self.kernel.theta).lengths
+        return spaces.KernelScales.at(self.kernel, self.kernel.theta).lengths
 
     def log_prior(self, theta):
         """Return the log prior density of theta, but for a constant, and its gradient."""
@@ -93,7 +85,7 @@ class WeakScales(ThetaSpace):
         value = -0.5 * away**2
         slope = -away * contract_diagonal(kernel, self.rows, self.weight / total)
         if len(self._lengths) > 1:
-            of_ratios, steep = RatiosOfLengths().log_density(theta[self._lengths])
+            of_ratios, steep = spaces.RatiosOfLengths().log_density(theta[self._lengths])
             value, slope[self._lengths] = value + of_ratios, slope[self._lengths] + steep
         if self.length is None:
             return value, slope
@@ -113,14 +105,14 @@ class ErrorSpace:
     """
 
     first: Setting
-    kernel: WeakScales | KernelScales | None
+    kernel: WeakScales | spaces.KernelScales | None
     rate_counts: tuple[float, float] | None
     unit: np.ndarray | None = None
 
     @cached_property
     def s(self):
         """Spread of the log lengths, infinite where they are those that learning found."""
-        return learned_coordinates(self.first.kernel)[2]
+        return spaces.learned_coordinates(self.first.kernel)[2]
 
     @property
     def names(self):
@@ -338,7 +330,7 @@ class LabelErrorPlan:
         averaging: Any = self.averaging
         scales, counts = None, averaging.rate_counts if self.learn_rate else None
         if self.learn:
-            scales = KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
+            scales = spaces.KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
         return ErrorSpace(first, scales, counts)
 
     def value_and_gradient(self, theta, fit, n_jobs, slopes):
@@ -372,11 +364,6 @@ class LabelErrorPlan:
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def part(self, rows):
-        """Return the plan of some of the rows."""
-        names = "X", "coordinates", "y", "weight"
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
-
     def node(self, setting, ep, result, slopes=True):
         """Return the `EPNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         state, told = result.evaluation.payload[0], None
@@ -384,7 +371,7 @@ class LabelErrorPlan:
             theta, towards, wrong = self.labels.slopes(self, ep, result)
             # of the rate: the expected minus the assumed number of wrong labels
             told = Slopes(theta, self.weight @ (wrong - setting.rate), towards)
-        return EPNode(setting, state, result, told)
+        return spaces.EPNode(setting, state, result, told)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -415,15 +402,15 @@ class ErrorProblem:
         except ImproperPosterior:  # inducing points that have met
             return None
         solve = labels.solver(ep, self.plan.rule, labels.damping)
-        tol = tol_of_nodes(self.tol, self.plan.weight.sum())
+        tol = spaces.tol_of_nodes(self.tol, self.plan.weight.sum())
         solve = partial(solve, tol=tol, max_iter=40, accelerate=True)
         x = self.x if near is None else near.result.x
-        result = settled(solve, x, labels.empty_sites(self.y), labels.damping)
+        result = spaces.settled(solve, x, labels.empty_sites(self.y), labels.damping)
         return None if result is None else self.plan.node(setting, ep, result, slopes)
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(self.plan.part(rows), self.y[rows], self.x[:, rows], False)
+        return ErrorProblem(part_of(self.plan, rows), self.y[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""

@@ -117,10 +117,9 @@ class LabelErrorStep(Factor):
         if self.rate > 0:
             return left
         z = y * mean / np.sqrt(total)
+        far = (extra_var + var * _sure_spread(z, *normal_hazard(z))) / total
         # further out on the wrong side the difference loses its digits
-        return np.where(
-            z < -6.0, (extra_var + var * _sure_spread(z, *normal_hazard(z))) / total, left
-        )
+        return np.where(z < -6.0, far, left)
 
     def cumulants(self, y, mean, var):
         """Return log Z and the first four cumulants (4, n) of factor times N(mean, var)."""
@@ -466,12 +465,8 @@ class OfNoise:
         new = proper_step(own, update.sites, noise)
         alpha = sites.shift - sites.precision * mean
         slope = 0.5 * (alpha**2 - sites.precision + sites.precision**2 * var)
-        return update._replace(
-            sites=through_noise(new, noise),
-            log_term=update.log_term + log_mass,
-            gradient=alpha,
-            noise_slope=slope,
-        )
+        told = dict(sites=through_noise(new, noise), log_term=update.log_term + log_mass)
+        return update._replace(gradient=alpha, noise_slope=slope, **told)
 
 
 class SequentialEP(WholeEP):
