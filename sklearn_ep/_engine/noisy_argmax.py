@@ -240,7 +240,8 @@ class ErringArgmax:
         bent = share * (slope * (1.0 - slope / total) - (1.0 - share) * gradient**2)
         for _ in range(2):  # of two classes one is exact, of more a third moves nothing by 1e-3
             rest = new.sum(1, keepdims=True) - new
-            new = bent * rest / (rest - bent)
+            # nothing is left of the losers of a label that is surely wrong
+            new = np.divide(bent * rest, rest - bent, out=np.zeros_like(rest), where=rest != 0)
             new[rows, y] = own
         return ClassTilted(log_z, share * gradient, new)
 

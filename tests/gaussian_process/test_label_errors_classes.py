@@ -87,6 +87,14 @@ def test_tilted_moments_are_those_of_quadrature(n_classes, noise):
     np.testing.assert_allclose(own[losers], bent[losers], atol=close)
 
 
+def test_a_label_that_is_surely_wrong_has_no_links_to_its_losers():
+    mean, var = np.array([[-60.0, 60.0, 0.0]]), np.full((1, 3), 0.01)
+    found = ErringArgmax(0.2, 3, 0.5).tilted(np.array([0]), mean, var)
+    assert found.log_z[0] == pytest.approx(np.log(0.1)) and found.slope[0, 0] > 0
+    np.testing.assert_array_equal(found.slope[0, 1:], 0.0)
+    np.testing.assert_allclose(found.gradient, 0.0, atol=1e-12)
+
+
 @pytest.mark.parametrize("latent_noise", [0.5, 1.0])
 def test_two_classes_are_the_binary_model(latent_noise):
     X, y = toy(60, 2, 1)
