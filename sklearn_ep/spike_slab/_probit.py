@@ -67,7 +67,7 @@ class _ProbitSweeps(NamedTuple):
     # Share of a cavity that a negative site may take back: with .5 prostate does not settle, with
     # .95 evidences are those with .7.
     lack: float = 0.7
-    first: int = 40  # sweeps at the mode before slower ones; 10 to 30 are usual
+    first: int = 20  # sweeps at the mode before slower ones; 10 to 30 are usual
     # Slower ones before columns descend, where these are no more than rows. Of 72 fits to normal
     # columns, most of them separable, 5 do not settle; 27 by descents at once and plain sweeps.
     again: int = 30
