@@ -68,9 +68,9 @@ class _ProbitSweeps(NamedTuple):
     # .95 evidences are those with .7.
     lack: float = 0.7
     first: int = 20  # sweeps at the mode before slower ones; 10 to 30 are usual
-    # Slower ones before columns descend, where these are no more than rows. Of 72 fits to normal
-    # columns, most of them separable, 5 do not settle; 27 by descents at once and plain sweeps.
-    again: int = 30
+    # Slower ones before columns descend. Of 72 fits to normal columns, most of them separable, 5 do
+    # not settle; 27 by descents after 40 plain sweeps.
+    again: int = 20
     # Steps of columns before each look at the rows: of 127 nodes where sweeps do not settle 94 do
     # with 3, 86 with one; all 55 with no more columns than rows do.
     descents: int = 3
@@ -223,9 +223,14 @@ class ProbitState:
         """Return the `Evaluation` whose target has the update of the rows and sites of columns."""
         target = np.hstack([self.update.sites, columns[::-1]])
         record = {"log_evidence": self.log_evidence}
-        # a row counts as often as it is seen
-        metric = np.append(np.sqrt(self.problem.weight), np.ones(columns.shape[1]))
-        return Evaluation(target, self.residual, metric, record, payload=self)
+        return Evaluation(target, self.residual, self._metric(), record, payload=self)
+
+    def _metric(self):
+        """Return what a change of each site (2, n + d) is to the residual, of a row a copy."""
+        var = np.append(self.var, self.columns.var)
+        in_slab = np.sqrt(self.columns.var / self.problem.factor.slab_variance)
+        share = np.append(np.sqrt(self.problem.weight), in_slab)
+        return share * np.stack([var, np.sqrt(var)])
 
     def _centred(self, rows):
         return self.problem.X[rows] - self.intercept.centre
@@ -480,8 +485,7 @@ def _at_mode(problem, x, estimator, trace):
     limits, most = dict(tol=estimator.tol, monitor=trace), estimator.max_iter
     # where columns separate the classes sweeps go round unless they are slower
     slower = replace(problem, damping=_SWEEPS.slower * problem.damping)
-    again = most if problem.X.shape[1] > len(problem.y) else _SWEEPS.again
-    ways = (problem.accelerated, _SWEEPS.first), (slower.accelerated, again)
+    ways = (problem.accelerated, _SWEEPS.first), (slower.accelerated, _SWEEPS.again)
     out, left = cast(Any, None), most
     for way, number in (*ways, (slower.descended, most)):
         at = x if trace.state is None else trace.state.x
