@@ -228,9 +228,9 @@ class LatentDisplay(Display):
         """
         model = step_with(estimator, "latent_mean_and_variance", "classifier of this package")
         check_is_fitted(model)
-        rows = np.asarray(X, dtype=float)
-        if rows.ndim != 2 or rows.shape[1] != 2 or len(estimator.classes_) != 2:
+        if np.shape(X)[1:] != (2,) or len(estimator.classes_) != 2:
             raise ValueError("LatentDisplay needs two features and two classes.")
+        rows = np.asarray(X, dtype=float)
         if y is not None:
             check_seen(estimator.classes_, y)
         check_number("grid_resolution", grid_resolution, 2, integer=True)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaincinv, gammaln, logsumexp, softmax
 from scipy.stats import qmc
 from sklearn.base import ClassifierMixin, is_classifier
+from sklearn.model_selection import check_cv
 from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.multiclass import check_classification_targets
@@ -131,7 +132,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         here, and a linear term beyond 500 columns of fewer than 500 rows. On most data one of the
         five is near the best. Where X is sparse it is the linear model alone, and where it is a
         frame of categories there is no additive one.
-    cv : int, splitter or None, default=None
+    cv : int, splitter, iterable of splits or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
         `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs
         nothing.
@@ -279,9 +280,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Raises
         ------
         ValueError
-            If `estimators` is empty, two parts share a name, or one is no classifier. If a part has
-            no `loo_proba_` and `cv` is None, or no row has one of every part. If a part takes no
-            `sample_weight` and there are some, or refuses the data.
+            If `estimators` is empty, two parts share a name, or one is no classifier or has no
+            `predict_proba`. If a part has no `loo_proba_` and `cv` is None, or no row has one of
+            every part. If a part takes no `sample_weight` and there are some, or refuses the data.
         """
         if y is None:
             raise ValueError(
@@ -297,7 +298,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         if self.estimators is None and not sp.issparse(X):
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
-        tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
+        # the same folds for all parts: a splitter may draw others, or give none, when asked again
+        cv = None if self.cv is None else list(check_cv(self.cv, y, classifier=True).split(X, y))
+        tasks = [(fit_part, name, part, X, y, sample_weight, cv) for name, part in named]
         parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
         proba = np.array(each)
         # sampled variances leave some rows of a part no cavity: they weigh no part
@@ -311,7 +314,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             told = told - optimism(zip(dict(named), parts, strict=True), n_rows)
         self.weights_, self.weights_std_ = _posterior_of_weights(told.T, weight[seen])
         self.classes_ = np.unique(y)
-        self.loo_proba_ = self.weights_ @ proba
+        self.loo_proba_ = np.where(weight > 0, self.weights_ @ proba, np.nan)
         log_mean = log_mixture(self.weights_, log_p[:, seen])
         self.log_score_ = np.average(log_mean, weights=weight[seen])
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)

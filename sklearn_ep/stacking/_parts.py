@@ -185,7 +185,7 @@ def _asking(step):
 def fit_part(name, part, X, y, sample_weight, cv):
     """Return a fitted copy of a part and the probabilities (n,) of labels that are left out.
 
-    One row is left out at a time, or a fold of `cv`; rows of weight zero are nan.
+    One row is left out at a time, or a fold of `cv`.
     """
     weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
     with warnings.catch_warnings():  # the stack itself has told of weights
@@ -193,6 +193,10 @@ def fit_part(name, part, X, y, sample_weight, cv):
         fitted = clone(part).fit(X, y, **weights)
         if cv is None:
             return fitted, leave_one_out(f"the part {name!r}", fitted, y)
+        if not hasattr(fitted, "predict_proba"):
+            raise ValueError(
+                f"the part {name!r} has no predict_proba: wrap it in CalibratedClassifierCV."
+            )
         proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
     return fitted, proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
 

@@ -126,6 +126,8 @@ def test_latent_display_refuses_what_it_cannot_draw(moons):
     wide = EPGaussianProcessClassifier(optimizer=None).fit(np.column_stack([X, X[:, 0]]), y)
     with pytest.raises(ValueError, match="two features"):
         LatentDisplay.from_estimator(wide, np.column_stack([X, X[:, 0]]))
+    with pytest.raises(ValueError, match="two features"):
+        LatentDisplay.from_estimator(wide, [["red", 1.0, 2.0]])
 
 
 def test_coefficient_intervals():

@@ -261,6 +261,14 @@ def test_where_sweeps_have_no_proper_step_columns_descend():
     np.testing.assert_allclose(clf.log_evidence_, -12.166, atol=0.05)
 
 
+@pytest.mark.parametrize("shape", [(50, 100), (100, 50)])
+def test_columns_that_separate_the_classes_settle(shape):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=shape)
+    y = X[:, 3] - X[:, 7] + 0.7 * X[:, 5] > 0
+    assert SpikeSlabClassifier(hyperparameters="mode").fit(X, y).converged_
+
+
 def few_directions(seed, n=30, d=12):
     """Return rows whose columns have three directions, and labels that these nearly tell."""
     rng = np.random.default_rng(seed)

@@ -11,8 +11,8 @@ from scipy import optimize, special
 from sklearn.base import clone, is_classifier
 from sklearn.datasets import load_iris, make_classification
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import SplineTransformer, StandardScaler
 
@@ -161,6 +161,19 @@ def test_leave_one_out_weights_are_near_those_of_folds(data, default):
     folds = clone(default).set_params(cv=10).fit(*data)
     assert_allclose(folds.weights_, default.weights_, atol=0.2)
     assert abs(folds.log_score_ - default.log_score_) < 0.03
+
+
+def test_all_parts_are_weighed_by_the_same_folds(data):
+    X, y = data
+    logistic = make_pipeline(StandardScaler(), LogisticRegression())
+    pair = [("one", logistic), ("two", logistic)]
+    drawn = KFold(5, shuffle=True)  # other folds at every call
+    for cv in (drawn, drawn.split(X)):
+        scores = BayesianStackingClassifier(pair, cv=cv).fit(X, y).part_log_scores_
+        assert scores[0] == scores[1]
+    weight = np.r_[0.0, np.ones(len(y) - 1)]
+    found = BayesianStackingClassifier(pair, cv=5).fit(X, y, sample_weight=weight).loo_proba_
+    assert np.isnan(found[0]) and np.isfinite(found[1:]).all()
 
 
 def test_several_classes_one_against_the_rest():
@@ -328,6 +341,9 @@ def test_wrong_parts_are_refused_by_name(data):
         BayesianStackingClassifier([]).fit(*data)
     with pytest.raises(ValueError, match="'scaler' is no classifier"):
         BayesianStackingClassifier([("scaler", StandardScaler())]).fit(*data)
+    hard = [("hard", RidgeClassifier())]
+    with pytest.raises(ValueError, match="'hard' has no predict_proba.*CalibratedClassifierCV"):
+        BayesianStackingClassifier(hard, cv=5).fit(*data)
     for wrong in ("drop", None, ConvexVariationalLogistic):  # searches ask for tags before a fit
         named = BayesianStackingClassifier([("odd", wrong)])
         assert is_classifier(named)
