@@ -485,11 +485,12 @@ def _at_mode(problem, x, estimator, trace):
     limits, most = dict(tol=estimator.tol, monitor=trace), estimator.max_iter
     # where columns separate the classes sweeps go round unless they are slower
     slower = replace(problem, damping=_SWEEPS.slower * problem.damping)
-    ways = (problem.accelerated, _SWEEPS.first), (slower.accelerated, _SWEEPS.again)
+    sweeps = (problem.accelerated, _SWEEPS.first), (slower.accelerated, _SWEEPS.again)
     out, left = cast(Any, None), most
-    for way, number in (*ways, (slower.descended, most)):
+    for way, number in (*sweeps, (slower.descended, most)):
         at = x if trace.state is None else trace.state.x
-        with suppress(ImproperPosterior):  # of sweeps where learning has ended by the descent
+        # where learning has ended by the descent, sweeps may have no proper posterior
+        with suppress(*[ImproperPosterior] * (way != slower.descended)):
             out = way(at, max_iter=max(min(number, left), 1), **limits)
         left = most - trace.n_iter - 1
         if out is not None and (left <= 0 or out.reason in ("converged", "asked")):
