@@ -14,7 +14,8 @@ import numpy as np
 one_copy = partial(np.minimum, 1.0)
 # Least share of the precision of the other rows that a cavity keeps in any direction. Of 108 fits
 # of several classes to 27 tables, half of them by random weights, .1 leaves four that do not settle
-# and .3 none; one would take less than a copy out of every row of weight below one.
+# and .3 none, as of 46 of two classes; one would take less than a copy out of every row of weight
+# below one.
 _KEPT = 0.3
 
 
