@@ -490,7 +490,8 @@ def _at_mode(problem, x, estimator, trace):
     for way, number in (*sweeps, (slower.descended, most)):
         at = x if trace.state is None else trace.state.x
         # where learning has ended by the descent, sweeps may have no proper posterior
-        with suppress(*[ImproperPosterior] * (way != slower.descended)):
+        passed_over = () if way == slower.descended else (ImproperPosterior,)
+        with suppress(*passed_over):
             out = way(at, max_iter=max(min(number, left), 1), **limits)
         left = most - trace.n_iter - 1
         if out is not None and (left <= 0 or out.reason in ("converged", "asked")):

@@ -87,7 +87,7 @@ def row_labels(part, message, model, classes, fraction=None):
         wrong, relaxation = factor.wrong_proba(sign, cav.mean, cav.var), np.zeros(len(sign))
         if memory is not None:
             resumed = rule.rule.resumed(seen.memory)
-            relaxation = resumed(factor, sign, own, mean, var).relaxation
+            relaxation = resumed(factor, sign, own, mean, var, weight=seen.weight).relaxation
         pieces.append(RowLabels(np.array(own), sides, wrong, relaxation))
     return RowLabels.joined(pieces)
 
