@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from scipy.linalg import cholesky
 from sklearn.utils import check_random_state
 
-from .._engine import class_sites
+from .._engine import class_sites, class_structures
 from .._engine.left_out import CavityRows, class_moments
 from .._engine.loop import SILENT, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -44,7 +44,7 @@ class ClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows."""
-        return class_sites.class_covariances(self.array, B)
+        return class_structures.class_covariances(self.array, B)
 
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
@@ -216,7 +216,7 @@ def _fit_exact(problem, y, monitor):
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
-        structure = class_sites.ClassWeights(problem.rows.design.B, prior)
+        structure = class_structures.ClassWeights(problem.rows.design.B, prior)
         ep = class_sites.JointEP(structure, QUICK_SOFTMAX, y, weight)
         # where acceleration has not settled: with rows of weight 1000 steps of a half go on to
         # oscillate after hundreds of sweeps, and smaller ones have not arrived

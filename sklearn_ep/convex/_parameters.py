@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.class_sites import MOST_WEIGHTS
+from .._engine.class_structures import MOST_WEIGHTS
 from .._estimator import checks
 from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY

@@ -22,8 +22,7 @@ from .._engine.sites import Sites, cavity
 from .._estimator.checks import count_problems
 from . import _base as base
 from . import _hyperparameters as spaces
-from ._dense_gp import DenseGPPosterior, KernelGP
-from ._joint_gp import JointGP, JointGPPosterior
+from ._dense_gp import DenseGPPosterior, JointGP, JointGPPosterior, KernelGP
 from ._kernels import span_coordinates, with_own_lengths, with_theta
 from ._limits import LIMITS
 

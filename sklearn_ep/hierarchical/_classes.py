@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from .._engine import class_sites
+from .._engine import class_sites, class_structures
 from .._engine.gaussian import Moments, checked_cholesky
 from .._engine.hyper import Node
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -54,10 +54,10 @@ def why_not_joint(n_classes, X, designs, n_levels, power):
     if power != 1.0:
         return f"power={power:g}; it takes power=1"
     columns = X.shape[1] + sum(w.shape[1] * n for w, n in zip(designs, n_levels, strict=True))
-    if n_classes * columns > class_sites.MOST_WEIGHTS:
+    if n_classes * columns > class_structures.MOST_WEIGHTS:
         return (
             f"{n_classes} classes have {n_classes * columns} coefficients and effects; the limit "
-            f"is {class_sites.MOST_WEIGHTS}"
+            f"is {class_structures.MOST_WEIGHTS}"
         )
     if n_classes * len(X) > _MOST_LATENT:
         return f"{len(X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
@@ -127,7 +127,7 @@ class ClassesModel:
     def structure(self, theta):
         """Return the `ClassWeights` of coefficients and whitened effects at theta."""
         sizes, scales = (self.n_levels, self.n_levels), _scales.factors(theta, self.n_effects)
-        return class_sites.ClassWeights(class_rows(self.rows, *sizes, scales), self.prior)
+        return class_structures.ClassWeights(class_rows(self.rows, *sizes, scales), self.prior)
 
     def weights_at(self, node):
         """Return the `WeightsAt` of a `Node`."""
@@ -231,7 +231,7 @@ class WeightsAt(NamedTuple):
     def at_rows(self, rows):
         """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
         known, unseen = self._columns(rows)
-        cov = class_sites.class_covariances(self.spread, known)
+        cov = class_structures.class_covariances(self.spread, known)
         for own in unseen:
             np.einsum("ncc->nc", cov)[:] += np.sum(own**2, axis=1, keepdims=True)
         return known @ self.coef.T, cov
