@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
+from scipy.sparse.linalg import aslinearoperator
 
 from .._engine import gaussian
 
@@ -105,6 +106,14 @@ def squared(B):
     return gaussian.with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
+def about(X, centre):
+    """Return rows X about a centre (d,): dense ones at once, which keeps digits, others unmade."""
+    if isinstance(X, np.ndarray):
+        return X - centre
+    ones = aslinearoperator(np.ones((X.shape[0], 1)))
+    return aslinearoperator(X) - ones @ aslinearoperator(centre[None])
+
+
 def surely_positive(variances, squares):
     """Return variances, those zero that are rounding errors of columns of some mean squares."""
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
@@ -154,11 +163,14 @@ class HalfCovariance:
     def __init__(self, half):
         self.half = half
 
+    rows_about = staticmethod(about)
+
     def row_variance(self, B):
-        """Return the variances of the predictors of any rows."""
+        """Return the variances of the predictors of any rows, of an operator in one block."""
         out, half = np.empty(B.shape[0]), self.half.T
-        for rows in gaussian.row_blocks(B.shape[0], half.shape[1]):
-            block = B[rows] @ half
+        blocks = gaussian.row_blocks(B.shape[0], half.shape[1])
+        for rows in blocks:
+            block = (B[rows] if len(blocks) > 1 else B) @ half
             out[rows] = np.einsum("ij,ij->i", block, block)
         return out
 
@@ -367,23 +379,18 @@ class DualSystem:
 
     def coefficient_variance(self):
         """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
-        B, out = self.design.B, np.empty(self.design.shape[1])
-        sparse = sp.issparse(B)
-        if sparse:
-            columns, inner = B.tocsc(), gaussian.inverse_from_cholesky(self.lower)
-            inner *= self.root[:, None]
-            inner *= self.root
-        else:  # squares keep the digits that the inverse loses where weights are large
-            columns, half = B, gaussian.triangular_inverse(self.lower) * self.root
-        for cols in gaussian.row_blocks(B.shape[1], B.shape[0]):
-            block = columns[:, cols]
-            if sparse:
-                product = (block.T @ inner).T
-                out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
-            else:
-                out[cols] = np.sum((half @ block) ** 2, axis=0)
-        prior = self.prior.coefficient_variance()
+        # squares keep the digits that an inverse loses where weights are large
+        half = HalfCovariance(gaussian.triangular_inverse(self.lower) * self.root)
+        columns, prior = self.design.B.T, self.prior.coefficient_variance()
+        out = half.row_variance(columns.tocsr() if sp.issparse(columns) else columns)
         return gaussian.positive_variance(prior - prior**2 * out, prior)
+
+    @staticmethod
+    def rows_about(X, centre):
+        """Return dense rows about a centre: with others digits cancel beside the prior's."""
+        if not isinstance(X, np.ndarray):
+            X = X.toarray() if sp.issparse(X) else X @ np.eye(len(centre))
+        return X - centre
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
@@ -517,15 +524,15 @@ def coefficient_variances(sampled, n_draws, diagonal, data):
     """
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
     ratio = sampled / variances
-    shrink = spread_and_share(np.var(ratio), n_draws)[1]
+    shrink = share_of_spread(np.var(ratio), n_draws)
     return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
 
 
-def spread_and_share(variance, n_samples):
-    """Return the spread of ratios of sampled variances without their noise, and its share."""
+def share_of_spread(variance, n_samples):
+    """Return the share in the variance of ratios of sampled variances that is not their noise."""
     noise = 2.0 / n_samples
     spread = np.maximum((variance - noise) / (1.0 + noise), 0.0)
-    return spread, spread / (spread + (1.0 + spread) * noise)
+    return spread / (spread + (1.0 + spread) * noise)
 
 
 def _share(sampled, diagonal, data):
