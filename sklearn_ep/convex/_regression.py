@@ -220,7 +220,7 @@ class RegressionLoop:
             of_rows = weight[: self.design.n_rows]
             return _systems.DualSystem(self.design.few_rows, precision, of_rows), weight
         if self.exact:
-            return _systems.PrimalSystem.of(self.design.gram(weight)), weight
+            return _systems.PrimalSystem(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
         return _systems.IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
 

@@ -11,7 +11,7 @@ a diagonal gives, and probes the log determinant.
 
 import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -119,12 +119,30 @@ def surely_positive(variances, squares):
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
 
 
+class ColumnSums(NamedTuple):
+    """Total weight of rows, and weighted sums (n,) of the entries of columns and their squares."""
+
+    weight: float
+    total: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, B, weight):
+        """Return those of rows B (q, n), dense or CSR, with weights (q,)."""
+        return cls(float(weight.sum()), B.T @ weight, squared(B).T @ weight)
+
+    @property
+    def variances(self):
+        """Variances (n,) of the columns, as far as these sums have digits."""
+        squares = self.squares / self.weight
+        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
+
+
 def weighted_variances(X, weight):
     """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
     if sp.issparse(X):
-        squares = X.multiply(X).T @ weight / total
-        return surely_positive(squares - (X.T @ weight / total) ** 2, squares)
+        return ColumnSums.of(X, weight).variances
+    total = weight.sum()
     mean = X.T @ weight / total
     return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
@@ -189,25 +207,10 @@ class HalfCovariance:
 
 
 class PrimalSystem(HalfCovariance):
-    """A by its Cholesky factor, from a prior and `weight` pi. O(q n^2 + n^3).
+    """A (n, n) by its Cholesky factor. O(n^3)."""
 
-    The prior is its precisions (n,), or a system.
-    """
-
-    def __init__(self, design, prior, weight):
-        A = gaussian.weighted_gram(design.B, weight)
-        if isinstance(prior, np.ndarray):
-            A.flat[:: len(A) + 1] += prior
-        else:
-            A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
+    def __init__(self, A):
         self.lower = gaussian.checked_cholesky(A)
-
-    @classmethod
-    def of(cls, A):
-        """Return the system of a precision matrix (n, n) that is there already."""
-        system = cls.__new__(cls)
-        system.lower = gaussian.checked_cholesky(A)
-        return system
 
     @property
     def log_det(self):
@@ -231,7 +234,7 @@ class PrimalSystem(HalfCovariance):
         """Return the system of `share` A and further precisions (n,)."""
         A = share * self.precision
         gaussian.add_to_diagonal(A, more)
-        return PrimalSystem.of(A)
+        return PrimalSystem(A)
 
     @cached_property
     def half(self):
@@ -405,7 +408,17 @@ def _explained(system, B):
     return solve_triangular(system.lower, cross, lower=True, check_finite=False)
 
 
-SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
+def primal_system(design, prior, weight):
+    """Return the `PrimalSystem` of a prior and rows, as the `DualSystem` takes them. O(q n^2)."""
+    A = gaussian.weighted_gram(design.B, weight)
+    if isinstance(prior, np.ndarray):
+        gaussian.add_to_diagonal(A, prior)
+    else:
+        A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
+    return PrimalSystem(A)
+
+
+SYSTEMS = {"primal": primal_system, "dual": DualSystem}
 
 
 def low_rank_system(diagonal, factor):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, mirrored
 from .._engine.loop import Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from . import _rows, _systems
 from ._double_loop import minimise
@@ -416,7 +416,7 @@ class SampledLoop:
             # errors of variances do not settle where the bound has no top, as on separable classes
             at, penalty, prior = place.point, place.penalty(place.point), self.prior
             new = prior.new_scale(at.u, penalty, place.scale, predictor, dof, prior.of_scale)
-            step = np.log(prior.clipped(new) / place.scale)
+            step = np.log(new / place.scale)
             place.scale = self.prior.clipped(place.scale * np.exp(steps.stretched(step)))
         return SCALE_SHARE * float(np.max(np.abs(steps.move)))
 
@@ -511,13 +511,12 @@ class NaturalGradient:
         n, m = self.n, len(self._lower[0])
         A = np.zeros((n, n))
         A[self._lower] = x[:m]
-        A += np.tril(A, -1).T
-        return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
+        return mirrored(A), x[m : m + n], in_log_scales(self.prior, x[m + n :])
 
     def evaluate(self, x):
         """Map a state to its `Evaluation` by one visit; the payload is a `VisitStep`."""
         A, h, scale = self._unpack(x)
-        system = _systems.PrimalSystem.of(A)
+        system = _systems.PrimalSystem(A)
         root, mean = system.half, system.solve(h)
         sums = self.rows.visit(_rows.site_sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
@@ -528,7 +527,6 @@ class NaturalGradient:
         new_scale, change = scale, 0.0
         if self.prior.learn:
             new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
-            new_scale = self.prior.clipped(new_scale)
             change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
         moved, slope = root @ (target - A) @ root.T, root @ (sums.slope + prior.slope)
         residual = float(max(np.max(np.abs(moved)), np.max(np.abs(slope)), change))
