@@ -233,16 +233,6 @@ def signs_of(y, k, n_problems):
     return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
 
 
-def _each_told(answers, n_problems, monitor):
-    """Return the fits of several problems, the monitor told of each as a task."""
-    fits = []
-    for _ in range(n_problems):
-        monitor.begin("class")
-        fits.append(next(answers))
-        monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
-    return fits
-
-
 def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False):
     """Fit the binary problems of a classifier, or the joint one, watched by its callbacks.
 
@@ -293,7 +283,11 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
                 lambda k: (fit_one, labels(k), SILENT, k), n_problems
             )
             answers = (fit for _, fit in own)
-        fits = _each_told(answers, n_problems, monitor)
+        fits = []
+        for _ in range(n_problems):
+            monitor.begin("class")  # a task of the whole fit
+            fits.append(next(answers))
+            monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
     monitor.finish()
     return fits
 

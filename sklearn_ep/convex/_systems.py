@@ -426,14 +426,17 @@ def low_rank_system(diagonal, factor):
     return DualSystem(Design(factor.T, False), diagonal, np.ones(factor.shape[1]))
 
 
-def conjugate_gradients(times, scale, b, x, r, rtol):
-    """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
+def conjugate_gradients(times, diagonal, right, rtol, start=None):
+    """Return x with A x = right, a vector or columns (n, k), and residuals (n, k), from a start.
 
-    `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
-    residual, in its norm, at which a column ends, one number or more. Every column runs its own
-    recursion with its own end, so that an answer does not depend on which columns are solved
-    together; only the products are shared.
+    `times(V)` is A V, `diagonal` (n,) the preconditioner, `rtol` the relative residual, in its
+    norm, at which a column ends, one number or more. Stops early where the residual does not fall
+    any more to working precision. Every column runs its own recursion with its own end, so that an
+    answer does not depend on which columns are solved together; only the products are shared.
     """
+    b, scale = right.reshape(len(right), -1), diagonal[:, None]
+    x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
+    r = b.copy() if start is None else b - times(x)
     wanted = rtol**2 * np.einsum("ij,ij->j", b, b / scale)
     step = r / scale
     p, rho = step, np.einsum("ij,ij->j", r, step)
@@ -453,6 +456,7 @@ def conjugate_gradients(times, scale, b, x, r, rtol):
         p[:, active] = step + (new / rho[active]) * direction
         rho[active] = new
         left = left[new > wanted[active]]
+    return x.reshape(right.shape), r
 
 
 class SolvedByProducts:
@@ -462,15 +466,8 @@ class SolvedByProducts:
     preconditioner: np.ndarray
 
     def solve(self, right, rtol=1e-8, start=None):
-        """Return A^-1 right to a relative residual of `rtol` in each column, from a start if any.
-
-        Stops early where the residual does not fall any more to working precision.
-        """
-        b = right.reshape(len(right), -1)
-        x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
-        r = b.copy() if start is None else b - self.times(x)
-        conjugate_gradients(self.times, self.preconditioner[:, None], b, x, r, rtol)
-        return x.reshape(right.shape)
+        """Return A^-1 right to relative residuals of `rtol`, from a start if there is one."""
+        return conjugate_gradients(self.times, self.preconditioner, right, rtol, start)[0]
 
 
 class IterativeSystem(SolvedByProducts):

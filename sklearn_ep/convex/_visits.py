@@ -149,10 +149,9 @@ class _Position:
     def direction(self, line, gradient, rtol):
         """Return the Newton step, by conjugate gradients."""
         self.point, diagonal = line.at, line.prior.curvature
-        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
-        times, scale = self.images(diagonal, curvature=True), (diagonal + self.data)[:, None]
-        _systems.conjugate_gradients(times, scale, right, d, right.copy(), rtol)
-        return (d[:, 0],)
+        times = self.images(diagonal, curvature=True)
+        d, _ = _systems.conjugate_gradients(times, diagonal + self.data, -gradient, rtol)
+        return (d,)
 
 
 class _Draws:
@@ -173,24 +172,20 @@ class _Draws:
 
     def solved(self, diagonal, data, right, rtol, column_too):
         """Return A^-1 right (n, m) and the column of A^-1 that belongs to an intercept, or None."""
-        n, m = right.shape
-        scale, tolerances = (diagonal + data)[:, None], np.full(m, rtol)
-        x = np.zeros((n, m))
-        if self._samples is not None:
-            # a draw of a coefficient that rows tell nothing of goes with its prior deviation
-            start = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples
-            x[:, : start.shape[1]] = start[:, :m]
+        (n, m), tolerances, start = right.shape, np.full(right.shape[1], rtol), None
         if column_too:
-            unit = np.zeros((n, 1))
-            unit[-1] = 1.0
-            column = np.zeros((n, 1)) if self._column is None else self._column[:, None]
-            right, x = np.hstack([right, unit]), np.hstack([x, column])
+            right = np.hstack([right, np.eye(n, 1, 1 - n)])
             tolerances = np.append(tolerances, _TOL.intercept)
-        times = self.place.images(diagonal, curvature=False)
-        r = right - times(x) if self._samples is not None else right.copy()
-        _systems.conjugate_gradients(times, scale, right, x, r, tolerances)
+        if self._samples is not None:
+            start, k = np.zeros(right.shape), min(m, self._samples.shape[1])
+            # a draw of a coefficient that rows tell nothing of goes with its prior deviation
+            start[:, :k] = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples[:, :k]
+            if column_too:
+                start[:, m] = self._column
+        times, scale = self.place.images(diagonal, curvature=False), diagonal + data
+        x, r = _systems.conjugate_gradients(times, scale, right, tolerances, start)
         self._samples, self._diagonal = x[:, :m].copy(), diagonal
-        self._left = r[:, :m] ** 2 / scale
+        self._left = r[:, :m] ** 2 / scale[:, None]
         if not column_too:
             return self._samples, None
         self._column = x[:, m].copy()
