@@ -38,34 +38,21 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
 
     def fit(self, X, y=None):
         """Learn the levels of the categories of X (n, d)."""
-        self._learn(X)
-        return self
-
-    def fit_transform(self, X, y=None):
-        """Learn the levels, and return numbers and indicators (n, p)."""
-        return self._coded(X, self._learn(X))
-
-    def transform(self, X):
-        """Return numbers and indicators (n, p)."""
-        validate_data(self, X, reset=False, skip_check_array=True)
-        return self._coded(X, self._categories(X))
-
-    def _learn(self, X):
-        """Learn the levels; return the categories (n, c)."""
         validate_data(self, X, skip_check_array=True)
         self.columns_ = category_columns(X)
         self.numbers_ = [j for j in range(self.n_features_in_) if j not in self.columns_]
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-        categories = self._categories(X)
-        self.encoder_ = encoder.fit(categories)
+        self.encoder_ = encoder.fit(self._categories(X))
         sizes = [len(levels) + 1 for levels in encoder.categories_]
         first = np.arange(len(self.numbers_))
         of_categories = np.arange(len(first), self.n_features_in_)
         self.groups_ = np.concatenate([first, np.repeat(of_categories, sizes)])
-        return categories
+        return self
 
-    def _coded(self, X, categories):
-        indicators = self.encoder_.transform(categories)
+    def transform(self, X):
+        """Return numbers and indicators (n, p)."""
+        validate_data(self, X, reset=False, skip_check_array=True)
+        indicators = self.encoder_.transform(self._categories(X))
         stops = np.cumsum([len(levels) for levels in self.encoder_.categories_])
         unseen = 1.0 - np.add.reduceat(indicators, np.append(0, stops[:-1]), axis=1)
         return np.hstack([self._numbers(X), np.insert(indicators, stops, unseen, axis=1)])

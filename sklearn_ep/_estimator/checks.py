@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state, check_scalar, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
@@ -31,23 +31,6 @@ LARGEST_IN_UNITS = 1e30
 # Largest weight, in units of one and of the smallest, whose square stays within double precision
 # beside sums of squares.
 _MOST_WEIGHT = 1e60
-
-
-class CheckedInput(BaseEstimator):
-    """Estimator that says whether rows may be sparse, and checks new ones."""
-
-    _accept_sparse: Any = False
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = bool(self._accept_sparse)
-        return tags
-
-    def _check_new(self, X):
-        """Check rows to predict; `check_is_fitted` comes first everywhere."""
-        check_is_fitted(self)
-        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        return validate_data(self, X, reset=False, **how)
 
 
 def check_number(
@@ -363,6 +346,10 @@ def checked_weights(sample_weight, X):
     return weight
 
 
+class FewCopiesWarning(UserWarning):
+    """Rows whose weights are so small that they look like shares, not numbers of copies."""
+
+
 def warn_of_few_copies(estimator, weight):
     """Warn where rows of these weights count as less than a tenth of their number.
 
@@ -375,7 +362,7 @@ def warn_of_few_copies(estimator, weight):
             f"{type(estimator).__name__}: {n} rows have a sample_weight of {total:.3g} together. "
             "A weight is a number of copies, so that they count as so many rows beside the prior; "
             f"if it is shares that you mean, multiply them by {n / total:.3g}.",
-            UserWarning,
+            FewCopiesWarning,
             stacklevel=4,
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import REASONS, SILENT, Reason
+from .._engine.loop import SILENT, Reason, worst_reason
 from .._engine.partition import Workers
 from .annotations import Method
 from .checks import count_problems, numerical_cause
@@ -233,16 +233,6 @@ def signs_of(y, k, n_problems):
     return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
 
 
-def _each_told(answers, n_problems, monitor):
-    """Return the fits of several problems, the monitor told of each as a task."""
-    fits = []
-    for _ in range(n_problems):
-        monitor.begin("class")
-        fits.append(next(answers))
-        monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
-    return fits
-
-
 def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False):
     """Fit the binary problems of a classifier, or the joint one, watched by its callbacks.
 
@@ -293,7 +283,11 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
                 lambda k: (fit_one, labels(k), SILENT, k), n_problems
             )
             answers = (fit for _, fit in own)
-        fits = _each_told(answers, n_problems, monitor)
+        fits = []
+        for _ in range(n_problems):
+            monitor.begin("class")  # a task of the whole fit
+            fits.append(next(answers))
+            monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
     monitor.finish()
     return fits
 
@@ -314,7 +308,7 @@ def run_attributes(fits):
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
         return np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
 
-    reason = min((f.reason for f in fits), key=REASONS.index)
+    reason = worst_reason(f.reason for f in fits)
     return {
         "history_": {name: joined(name) for name in longest},
         "n_iter_": n_iter,

@@ -82,9 +82,10 @@ def latent_mean(posterior, X):
     return posterior.latent_mean(X) if hasattr(posterior, "latent_mean") else posterior.latent(X)[0]
 
 
-def _shares(log_p):
-    proba = np.exp(log_p)
-    return proba / proba.sum(axis=2, keepdims=True)
+def probabilities(log_proba):
+    """Return probabilities (.., K) of classes that sum to one to the last digit."""
+    proba = np.exp(log_proba)
+    return proba / proba.sum(axis=-1, keepdims=True)
 
 
 def _interval_of_points(problems, level, proba_of):
@@ -204,7 +205,7 @@ class SeparateLatents:
         problems = self._at(X)
         first = problems[0]
         if len(problems) > 1:
-            return _interval_of_points(problems, level, _shares)
+            return _interval_of_points(problems, level, probabilities)
         if any(link is not first.links[0] for link in first.links):
             return _interval_of_points(problems, level, np.exp)[:, 0]
         ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), ends_of(level))

@@ -10,13 +10,7 @@ from .annotations import RowsLike, Seed
 from .base import VersionedEstimator
 from .checks import check_number, checked_draws, in_precision_of_rows
 from .compat import CallbackSupportMixin
-from .latents import latents_of, links_of
-
-
-def probabilities(log_proba):
-    """Return probabilities (n, K) whose rows sum to one to the last digit."""
-    proba = np.exp(log_proba)
-    return proba / proba.sum(axis=1, keepdims=True)
+from .latents import latents_of, links_of, probabilities
 
 
 class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):

@@ -93,16 +93,13 @@ class Ranking:
 
     def printed(self, columns):
         """Return the columns of a table as they are printed."""
-        return _rows(columns, self.order[self.shown[self.order]])
+        places = self.order[self.shown[self.order]]
+        return {name: np.asarray(values)[places] for name, values in columns.items()}
 
     def remark(self):
         """Return in words how many rows are not shown, empty if all are."""
         hidden = int(np.sum(~self.shown))
         return f"{hidden} weaker ones of {self.n_columns} are not shown" if hidden else ""
-
-
-def _rows(columns, places):
-    return {name: np.asarray(values)[places] for name, values in columns.items()}
 
 
 @dataclass(frozen=True, repr=False)

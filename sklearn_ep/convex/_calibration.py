@@ -10,6 +10,7 @@ import numpy as np
 
 from .._engine import left_out
 from .._engine.sites import Sites, cavity
+from .._estimator.checks import spread_rows
 
 # The prior of the scale a of the mean keeps it near one where rows are few, and where labels are
 # separable and any a would do.
@@ -48,14 +49,9 @@ def rows_at_scales(priors, rows, proper):
     `priors` are those of scales, or None for scales of one. Others are nan.
     """
     found = left_out.calibrated(priors, rows)
-
-    def spread(values):
-        out = np.full((*proper.shape, *values.shape[1:]), np.nan)
-        out[proper] = values
-        return out.T
-
-    own = (found.log_proba, rows.centre, rows.variance)
-    return left_out.LeftOut(found.scale, *map(spread, own))
+    own = found.log_proba, rows.centre, rows.variance
+    each = (spread_rows(values.T, proper, np.nan) for values in own)
+    return left_out.LeftOut(found.scale, *each)
 
 
 def noise_temper(gap, var, noise, weight):

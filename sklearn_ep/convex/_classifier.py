@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
@@ -689,9 +689,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         O(d^2) a row with exact variances, one solve by conjugate gradients otherwise; the result
         costs O(d) more a predicted row for each included one.
         """
-        check_is_fitted(self)
-        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        X, y = validate_data(self, X, y, reset=False, **how)
+        X, y = self._check_new(X, y)
         new, n_problems = copy.copy(self), len(self._posteriors)
         if isinstance(self._posteriors[0], JointWeightPosterior):
             self._check_seen(y)

@@ -230,7 +230,6 @@ class DoubleLoop:
         prior, new_scale = self.prior.penalty(inner.u, own, scale), scale
         if self.prior.learn:
             new_scale = self.prior.new_scale(inner.u, prior, scale, system, dof, self.of_scale)
-            new_scale = self.prior.clipped(new_scale)
         target = self._pack(new, own, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")

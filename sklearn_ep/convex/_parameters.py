@@ -74,8 +74,7 @@ def check_parameters(estimator):
         checks.check_choice(
             "prior_variance", estimator.prior_variance, ["learn"], "a number, or one a column"
         )
-    for name in ("learn_prior", "fit_intercept"):
-        checks.check_choice(name, getattr(estimator, name), [True, False])
+    checks.check_choice("learn_prior", estimator.learn_prior, [True, False])
     checks.check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
     if isinstance(scale, str):
@@ -300,7 +299,7 @@ class LearnedScale:
         own_slope = 0.0 if of_scale is None else of_scale.slope(np.log(scale))
         count = (self.n_sites or dof) + 1.0  # one more on both sides: neither is ever negative
         ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
-        return float(scale * ratio ** (1.0 / self.growth))
+        return self.clipped(float(scale * ratio ** (1.0 / self.growth)))
 
     def spread(self, scale):
         """Return the scale of each feature, or the one of all of them."""
@@ -315,6 +314,17 @@ class LearnedScale:
         new = copy.copy(self)
         new.start_scale, new.learn = float(np.exp(phi)), False
         return new
+
+
+def _quadratic(u, precision):
+    """Return the `Penalty` of weights u under N(0, 1 / precision)."""
+    slope = precision * u
+    return Penalty(0.5 * slope * u, slope, precision, precision)
+
+
+def _log_peak(precision):
+    """Return half the log determinant of precisions, of which flat ones count as one."""
+    return 0.5 * float(np.sum(np.log(precision[precision > 0])))
 
 
 class GaussianPrior(LearnedScale):
@@ -367,14 +377,11 @@ class GaussianPrior(LearnedScale):
 
     def penalty(self, u, variances, scale):
         """Return the `Penalty` of weights u."""
-        precision = self.precision(scale)
-        slope = precision * u
-        return Penalty(0.5 * slope * u, slope, precision, precision)
+        return _quadratic(u, self.precision(scale))
 
     def log_normaliser(self, scale):
         """Return what the prior adds to the bound besides its penalty; flat priors add nothing."""
-        precision = self.precision(scale)
-        return 0.5 * float(np.sum(np.log(precision[precision > 0])))
+        return _log_peak(self.precision(scale))
 
     def new_scale(self, u, penalty, scale, predictor, dof, of_scale=None):
         """Return MacKay's update of the scale: |u|^2 over the effective number of parameters.
@@ -387,14 +394,14 @@ class GaussianPrior(LearnedScale):
         precision = penalty.precision[:d]
         size = np.bincount(self.groups, u[:d] ** 2 * precision)
         dof = np.bincount(self.groups, 1.0 - precision * predictor.coefficient_variance()[:d])
-        return scale * np.maximum(size / np.maximum(np.maximum(dof, 1e-3 * size), TINY), 1e-3)
+        ratio = size / np.maximum(np.maximum(dof, 1e-3 * size), TINY)
+        return self.clipped(scale * np.maximum(ratio, 1e-3))
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""
         d = self.n_features
         if len(u) > d:
-            unit = np.zeros((1, len(u)))
-            unit[0, d] = 1.0  # the variance of the intercept alone
+            unit = np.eye(1, len(u), d)  # the variance of the intercept alone
             dof -= 1.0 - penalty.precision[d] * predictor.row_variance(unit)[0]
         size = float(np.sum(u[:d] ** 2 / self.variance[:d]))
         return 0.5 * (size / scale - dof)
@@ -432,17 +439,13 @@ class SitePrior(LearnedScale):
         d = self.n_features
         own = self.site.penalty(u[:d] / scale, variances / scale**2)
         sites = (own[0], own[1] / scale, own[2] / scale**2, own[3] / scale**2)
-        precision = 1.0 / self.variance[d:]
-        slope = precision * u[d:]
-        rest = Penalty(0.5 * slope * u[d:], slope, precision, precision)
+        rest = _quadratic(u[d:], 1.0 / self.variance[d:])
         return Penalty(*(np.concatenate(pair) for pair in zip(sites, rest, strict=True)))
 
     def log_normaliser(self, scale):
         """Return what the prior adds to the bound besides its penalty."""
-        precision = 1.0 / self.variance[self.n_features :]
-        gaussian = 0.5 * float(np.sum(np.log(precision[precision > 0])))
         own = self.site.log_normaliser() + 0.5 * np.log(2.0 * np.pi) - np.log(scale)
-        return gaussian + self.n_features * float(own)
+        return _log_peak(1.0 / self.variance[self.n_features :]) + self.n_features * float(own)
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""

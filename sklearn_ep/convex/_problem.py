@@ -262,7 +262,10 @@ def make_problem(estimator, training):
     variance, solver = _methods(estimator, training.X)
     sampled, rng = variance != "exact", check_random_state(estimator.random_state)
     rows, prior = rows_and_prior(estimator, training)
-    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), checks.draw_seed(rng)
+    averaged = prior.learn and estimator.hyperparameters != "mode"
+    if averaged and sampled:
+        refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
+    rows.averaged, rows.seed = averaged and not sampled, checks.draw_seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
     how = variance, solver, Limits.of(estimator, longer)
     # sites of the same rows are where sampled fits start, a posterior of any rows where exact do
@@ -323,16 +326,6 @@ def evidence_probes(estimator, n, rng):
     return rademacher(n, estimator.n_evidence_probes, rng) if estimator.n_evidence_probes else None
 
 
-def _is_averaged(estimator, variance, prior):
-    """Return whether the scale of the prior is averaged over, or raise a ValueError."""
-    if not prior.learn or estimator.hyperparameters == "mode":
-        return False
-    if variance != "exact":
-        refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
-        return False
-    return True
-
-
 class _Rates(NamedTuple):
     """Seconds of one core for each unit of work; only the order of two ways counts.
 
@@ -373,20 +366,13 @@ def _sampling_pays(estimator, X, side):
     return _RATES.begun + _RATES.entry * X.nnz + _RATES.column * X.shape[1] < exact
 
 
-def _dual_pays(X, most):
-    """Return whether a matrix of the rows of X (q, d) is cheaper than one of the columns.
-
-    Where it has more rows than columns only up to `most` of them.
-    """
-    q, d = X.shape
-    return d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= most)
-
-
 def _methods(estimator, X):
     """Return the way to variances and the solver for rows X (q, d) in memory."""
+    q, d = X.shape
+    dual = d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= SIZES.exact)
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
-    primal = is_flat(estimator) or estimator.prior != "gaussian" or not _dual_pays(X, SIZES.exact)
-    variance, solver, side = estimator.variance, estimator.solver, X.shape[1 if primal else 0]
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or not dual
+    variance, solver, side = estimator.variance, estimator.solver, d if primal else q
     if variance == "auto":
         sampled = side > SIZES.exact or _sampling_pays(estimator, X, side)
         variance = "calibrated" if sampled else "exact"

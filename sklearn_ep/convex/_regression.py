@@ -81,23 +81,19 @@ class Rows(NamedTuple):
     weight: np.ndarray
 
     def about(self, centre):
-        """Return dense rows about a `Centre`, or about zero for None."""
+        """Return dense rows about a `Centre`."""
         X = self.X.toarray() if sp.issparse(self.X) else self.X
-        if centre is None:
-            return self._replace(X=X)
         return Rows(X - centre.columns, self.y - centre.response, self.weight)
 
 
 class StackedDesign:
     """The rows of X above those of C (the identity for None), that counts products with X.
 
-    `offset` (d,), or None, is taken off each row of X times its entry of `root` (n,), so that X may
-    stay sparse or an operator: it is the mean of rows that were multiplied by the roots of their
-    weights.
+    `squares` (d,) are the sums of squares of the columns of X, None where these are not known.
     """
 
-    def __init__(self, X, C, offset=None, root=None):
-        self.X, self.C, self.offset, self.root = X, C, offset, root
+    def __init__(self, X, C, squares):
+        self.X, self.C, self.squares = X, C, squares
         self.n_rows, n = X.shape
         self.n_sites = n if C is None else C.shape[0]
         self.shape = (self.n_rows + self.n_sites, n)
@@ -106,38 +102,27 @@ class StackedDesign:
     def dot(self, u):
         """Return [X u; C u] for a vector or a matrix of columns."""
         self.n_products += 1 if u.ndim == 1 else u.shape[1]
-        above = self.X @ u
-        if self.offset is not None:
-            above = above - np.multiply.outer(self.root, self.offset @ u)
-        return np.concatenate([above, u if self.C is None else self.C @ u])
+        return np.concatenate([self.X @ u, u if self.C is None else self.C @ u])
 
     def tdot(self, v):
         """Return X' v1 + C' v2 for a vector or a matrix of columns."""
         self.n_products += 1 if v.ndim == 1 else v.shape[1]
         above, below = v[: self.n_rows], v[self.n_rows :]
-        product = self.X.T @ above
-        if self.offset is not None:
-            product = product - np.multiply.outer(self.offset, self.root @ above)
-        return product + (below if self.C is None else self.C.T @ below)
-
-    def squares(self):
-        """Return sums (d,) of squares of the columns of X, which is a matrix."""
-        total = np.asarray(_systems.squared(self.X).sum(axis=0)).ravel()
-        return total if self.offset is None else total - self.root @ self.root * self.offset**2
+        return self.X.T @ above + (below if self.C is None else self.C.T @ below)
 
     def diagonal(self, weight, signs):
         """Return the diagonal of B' diag(weight) B; for operators its mean, by probes of signs."""
-        if _is_operator(self.X) or _is_operator(self.C):
+        if self.squares is None or _is_operator(self.C):
             product = self.dot(signs)
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)
         below = weight[self.n_rows :]
         below = below if self.C is None else _systems.squared(self.C).T @ below
-        return weight[0] * self.squares() + below
+        return weight[0] * self.squares + below
 
     @cached_property
     def inner(self):
-        """X' X, of rows without an offset."""
+        """X' X, of a matrix."""
         return self.X.T @ self.X
 
     @cached_property
@@ -235,7 +220,7 @@ class RegressionLoop:
             of_rows = weight[: self.design.n_rows]
             return _systems.DualSystem(self.design.few_rows, precision, of_rows), weight
         if self.exact:
-            return _systems.PrimalSystem.of(self.design.gram(weight)), weight
+            return _systems.PrimalSystem(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
         return _systems.IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
 
@@ -352,8 +337,8 @@ class RegressionLoop:
 def _asked(loop):
     """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
     design = loop.design
-    if not _is_operator(design.X):
-        total = float(design.squares().sum())
+    if design.squares is not None:
+        total = float(design.squares.sum())
     else:
         total = float(np.mean(np.sum(design.dot(loop.signs)[: design.n_rows] ** 2, axis=0)))
     return loop.total * loop.size / total if total > 0 else 0.0
@@ -368,8 +353,8 @@ def _scale_from_data(loop):
     asked = _asked(loop)
     if not (loop.prior.learn and asked > 0):
         return 1.0
-    if not _is_operator(loop.design.X):
-        squares = loop.design.squares()
+    squares = loop.design.squares
+    if squares is not None:
         mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
         asked = loop.total * loop.size / (len(squares) * np.exp(mean))
     return float(np.sqrt(asked * loop.prior.site.start_precision()))
@@ -385,22 +370,30 @@ def _smoothed(sampled, order, n_samples):
     ratio = r / mean
     squares, means = (uniform_filter1d(x, _BY.window, mode="nearest") for x in (ratio**2, ratio))
     out = np.empty(len(r))
-    shrink = _systems.spread_and_share(squares - means**2, n_samples)[1]
+    shrink = _systems.share_of_spread(squares - means**2, n_samples)
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
     return np.maximum(out, TINY)
 
 
 class Centre(NamedTuple):
-    """Means of the columns (d,) and of y over rows: a flat intercept makes the line go there."""
+    """Means of the columns (d,) and of y over rows: a flat intercept makes the line go there.
+
+    Without an intercept the line goes through zero, as through a mean of infinite weight.
+    """
 
     columns: np.ndarray
     response: float
     weight: float
 
+    @property
+    def flat(self):
+        """Whether there is an intercept."""
+        return self.weight < np.inf
+
 
 @dataclass
 class RegressionPosterior:
-    """Coefficients with a mean (d,) and a covariance, and an intercept if there is a centre.
+    """Coefficients with a mean (d,) and a covariance, and an intercept if the centre says so.
 
     The covariance is a `HalfCovariance`, or of few rows with many columns the `DualSystem`. Given
     the coefficients u the intercept is that of the centre less columns' u, with variance noise /
@@ -413,7 +406,7 @@ class RegressionPosterior:
     spread: Any
     noise: float
     exact: bool
-    centre: Centre | None
+    centre: Centre
     temper: float = 1.0
     freedom: float = np.inf
     share: float = 1.0
@@ -421,37 +414,22 @@ class RegressionPosterior:
     @property
     def intercept(self):
         """Mean of the intercept, 0 if there is none."""
-        c = self.centre
-        return 0.0 if c is None else float(c.response - c.columns @ self.mean)
+        return float(self.centre.response - self.centre.columns @ self.mean)
 
     def latent_mean(self, X):
         """Return means (n,) of noise-free responses."""
         return X @ self.mean + self.intercept
 
-    def _rows_of(self, X):
-        """Return rows (n, d) of a matrix or an operator less the centre, where X was of few."""
-        if not isinstance(X, np.ndarray):
-            X = X.toarray() if sp.issparse(X) else X @ np.eye(len(self.mean))
-        return X if self.centre is None else X - self.centre.columns
-
-    def _factor_at(self, X):
-        """Return the factor (n, r) of the covariance at rows of a matrix or an operator."""
-        c, factor = self.centre, self.spread.half.T
-        if c is not None and isinstance(X, np.ndarray):
-            return (X - c.columns) @ factor  # before the product, which would cancel digits
-        product = X @ factor
-        return product if c is None else product - c.columns @ factor
+    def _about_centre(self, X):
+        """Return rows of a matrix or an operator about the centre, as the covariance takes them."""
+        return self.spread.rows_about(X, self.centre.columns)
 
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
-        out, c = np.empty(X.shape[0]), self.centre
+        var = np.empty(X.shape[0])
         for rows in gaussian.row_blocks(X.shape[0], len(self.mean)):
-            if isinstance(self.spread, _systems.DualSystem):
-                out[rows] = self.spread.row_variance(self._rows_of(X[rows]))
-                continue
-            product = self._factor_at(X[rows])
-            out[rows] = np.einsum("ij,ij->i", product, product)
-        return self.latent_mean(X), out if c is None else out + self.noise / c.weight
+            var[rows] = self.spread.row_variance(self._about_centre(X[rows]))
+        return self.latent_mean(X), var + self.noise / self.centre.weight
 
     def interval(self, X, level):
         """Return central intervals (n, 2) of new responses, by Student's t.
@@ -468,12 +446,8 @@ class RegressionPosterior:
 
     def latent_covariance(self, X1, X2):
         """Return the covariance (n1, n2) of noise-free responses at rows."""
-        c = self.centre
-        if isinstance(self.spread, _systems.DualSystem):
-            out = self.spread.covariance(self._rows_of(X1), self._rows_of(X2))
-        else:
-            out = self._factor_at(X1) @ self._factor_at(X2).T
-        return out if c is None else out + self.noise / c.weight
+        cov = self.spread.covariance(*map(self._about_centre, (X1, X2)))
+        return cov + self.noise / self.centre.weight
 
 
 @dataclass
@@ -485,7 +459,7 @@ class RegressionPlan:
     """
 
     loop: RegressionLoop
-    centre: Centre | None
+    centre: Centre
     max_iter: int
     rows: Rows | None
     statistics: row_parts.RowStatistics | None
@@ -510,11 +484,11 @@ class RegressionPlan:
         otherwise all rows are predicted without these columns. Without such columns the learned
         noise is what leaving rows out asks for: the two conditions are the same.
         """
-        loop, rows, centre, flat = self.loop, self.rows, self.centre, self.centre is not None
+        loop, rows, flat = self.loop, self.rows, self.centre.flat
         learned = loop.exact and loop.design.C is None
         if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
             return 1.0, 0.0
-        rows = rows.about(centre)
+        rows = rows.about(self.centre)
         weight, n = rows.weight, len(rows.y)
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
@@ -624,7 +598,8 @@ def plan_regression(estimator, rows, statistics=None):
         loop.draw(estimator.n_variance_samples, check_random_state(estimator.random_state))
     if estimator.prior is None:
         prior.start_scale = _scale_from_data(loop)
-    return RegressionPlan(loop, centre if flat else None, estimator.max_iter, rows, statistics)
+    centre = centre if flat else Centre(np.zeros(d), 0.0, np.inf)
+    return RegressionPlan(loop, centre, estimator.max_iter, rows, statistics)
 
 
 def _site_prior(estimator, n_sites, d):
@@ -651,22 +626,20 @@ def _design_of(rows, statistics, C, flat):
     """
     if statistics is not None:
         root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
-        centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
-        return StackedDesign(root[:, :-1], C), root[:, -1], centre
-    X, y, weight = rows
-    root, total, offset = np.sqrt(weight), float(weight.sum()), None
+        centre, X = Centre(mean[:-1], float(mean[-1]), statistics.weight), root[:, :-1]
+        return StackedDesign(X, C, np.sum(X * X, axis=0)), root[:, -1], centre
+    (X, y, weight), squares = rows, None
+    root, total = np.sqrt(weight), float(weight.sum())
     centre = Centre(np.asarray(X.T @ weight) / total, float(weight @ y) / total, total)
+    if not _is_operator(X):
+        of_each = _systems.weighted_variances(X, weight) * total
+        squares = of_each if flat else _systems.squared(X).T @ weight
     if flat:
-        y = y - centre.response
-        if isinstance(X, np.ndarray):
-            X = X - centre.columns
-        else:
-            offset = centre.columns
+        X, y = _systems.about(X, centre.columns), y - centre.response
     if not np.all(weight == 1.0):
-        y = root * y
-        diagonal = sp.diags_array(root)
+        y, diagonal = root * y, sp.diags_array(root)
         X = (aslinearoperator(diagonal) if _is_operator(X) else diagonal) @ X
-    return StackedDesign(X, C, offset, root), y, centre
+    return StackedDesign(X, C, squares), y, centre
 
 
 def _prior_operator(C, d, learn):

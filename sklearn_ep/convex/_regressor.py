@@ -438,7 +438,7 @@ class ConvexVariationalRegressor(
     def _coefficients(self, level):
         """Return means, standard deviations and intervals, that of an intercept last."""
         mean, std, posterior = self.coef_, self.coef_std_, self._posteriors[0]
-        if posterior.centre is not None:
+        if posterior.centre.flat:
             variance = posterior.predict(np.zeros((1, len(mean))))[1]
             mean, std = np.append(mean, self.intercept_), np.append(std, np.sqrt(variance))
         return mean, std, interval_of(mean, std, level)

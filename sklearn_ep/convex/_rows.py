@@ -25,7 +25,15 @@ from .._engine.rows import spread_bits
 from .._estimator.row_parts import read_part
 from ._calibration import SCALES, cavities, rows_left_out
 from ._sites import LogisticSites
-from ._systems import START_PRECISION, TINY, leave_one_out, squared, surely_positive, with_ones
+from ._systems import (
+    START_PRECISION,
+    TINY,
+    ColumnSums,
+    HalfCovariance,
+    leave_one_out,
+    squared,
+    with_ones,
+)
 
 
 class RowSpec(NamedTuple):
@@ -141,15 +149,6 @@ def row_signs(first, n_rows, columns, seed):
     return np.where(bits >> np.uint64(63), 1.0, -1.0)
 
 
-def _marginals(B, mean, root):
-    """Return means and variances of rows; R'R with R = `root`, or None, is the covariance."""
-    s, z = B @ mean, np.zeros(B.shape[0])
-    if root is not None:
-        half = B @ root.T
-        z = np.einsum("ij,ij->i", half, half)
-    return s, z
-
-
 class PartRows:
     """Rows of a part: B with ones for an intercept, and their logistic sites.
 
@@ -253,8 +252,8 @@ def site_sums(rows, mean, root):
     value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
     for block in row_blocks(q, n):
         B = rows.B if q <= block.stop - block.start else rows.B[block]
-        s, z = _marginals(B, mean, root)
-        f = rows.sites.of_rows(block).penalty(s, z)
+        z = np.zeros(B.shape[0]) if root is None else HalfCovariance(root).row_variance(B)
+        f = rows.sites.of_rows(block).penalty(B @ mean, z)
         value += float(np.sum(f.value))
         slope += B.T @ f.slope
         gram += weighted_gram(B, f.precision)
@@ -264,9 +263,8 @@ def site_sums(rows, mean, root):
 
 def left_out(rows, mean, root, share=1.0):
     """Return the `CavityRows` of rows, a share (n,) of copies taken out, and which are proper."""
-    each = [_marginals(rows.B[block], mean, root) for block in row_blocks(*rows.B.shape)]
-    s, z = (np.concatenate(v) for v in zip(*each, strict=True))
-    return _without_sites(rows.sites, s, z, share)
+    z = HalfCovariance(root).row_variance(rows.B)
+    return _without_sites(rows.sites, rows.B @ mean, z, share)
 
 
 def left_out_of_anchors(rows, point, anchors, share=1.0):
@@ -308,25 +306,10 @@ def _answered(part, k, spec, what, *message):
     return what(_rows_of(part, k, spec), *message)
 
 
-class ColumnSums(NamedTuple):
-    """Total weight of rows, and weighted sums (n,) of the entries of columns and their squares."""
-
-    weight: float
-    total: np.ndarray
-    squares: np.ndarray
-
-    @property
-    def variances(self):
-        """Variances (n,) of the columns, as far as these sums have digits."""
-        squares = self.squares / self.weight
-        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
-
-
 def _column_sums(part, k, spec):
     """Return the `ColumnSums` of partition k, before anything is kept of it."""
     rows = _read(part, k, spec)
-    B, weight = rows.B, rows.sites.weight
-    return ColumnSums(float(weight.sum()), B.T @ weight, squared(B).T @ weight)
+    return ColumnSums.of(rows.B, rows.sites.weight)
 
 
 def score_sums(part, k, spec, theta, form, *state):

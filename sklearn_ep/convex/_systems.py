@@ -11,11 +11,12 @@ a diagonal gives, and probes the log determinant.
 
 import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
+from scipy.sparse.linalg import aslinearoperator
 
 from .._engine import gaussian
 
@@ -105,17 +106,43 @@ def squared(B):
     return gaussian.with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
+def about(X, centre):
+    """Return rows X about a centre (d,): dense ones at once, which keeps digits, others unmade."""
+    if isinstance(X, np.ndarray):
+        return X - centre
+    ones = aslinearoperator(np.ones((X.shape[0], 1)))
+    return aslinearoperator(X) - ones @ aslinearoperator(centre[None])
+
+
 def surely_positive(variances, squares):
     """Return variances, those zero that are rounding errors of columns of some mean squares."""
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
 
 
+class ColumnSums(NamedTuple):
+    """Total weight of rows, and weighted sums (n,) of the entries of columns and their squares."""
+
+    weight: float
+    total: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, B, weight):
+        """Return those of rows B (q, n), dense or CSR, with weights (q,)."""
+        return cls(float(weight.sum()), B.T @ weight, squared(B).T @ weight)
+
+    @property
+    def variances(self):
+        """Variances (n,) of the columns, as far as these sums have digits."""
+        squares = self.squares / self.weight
+        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
+
+
 def weighted_variances(X, weight):
     """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
-    total = weight.sum()
     if sp.issparse(X):
-        squares = X.multiply(X).T @ weight / total
-        return surely_positive(squares - (X.T @ weight / total) ** 2, squares)
+        return ColumnSums.of(X, weight).variances
+    total = weight.sum()
     mean = X.T @ weight / total
     return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
@@ -154,11 +181,14 @@ class HalfCovariance:
     def __init__(self, half):
         self.half = half
 
+    rows_about = staticmethod(about)
+
     def row_variance(self, B):
-        """Return the variances of the predictors of any rows."""
+        """Return the variances of the predictors of any rows, of an operator in one block."""
         out, half = np.empty(B.shape[0]), self.half.T
-        for rows in gaussian.row_blocks(B.shape[0], half.shape[1]):
-            block = B[rows] @ half
+        blocks = gaussian.row_blocks(B.shape[0], half.shape[1])
+        for rows in blocks:
+            block = (B[rows] if len(blocks) > 1 else B) @ half
             out[rows] = np.einsum("ij,ij->i", block, block)
         return out
 
@@ -177,25 +207,10 @@ class HalfCovariance:
 
 
 class PrimalSystem(HalfCovariance):
-    """A by its Cholesky factor, from a prior and `weight` pi. O(q n^2 + n^3).
+    """A (n, n) by its Cholesky factor. O(n^3)."""
 
-    The prior is its precisions (n,), or a system.
-    """
-
-    def __init__(self, design, prior, weight):
-        A = gaussian.weighted_gram(design.B, weight)
-        if isinstance(prior, np.ndarray):
-            A.flat[:: len(A) + 1] += prior
-        else:
-            A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
+    def __init__(self, A):
         self.lower = gaussian.checked_cholesky(A)
-
-    @classmethod
-    def of(cls, A):
-        """Return the system of a precision matrix (n, n) that is there already."""
-        system = cls.__new__(cls)
-        system.lower = gaussian.checked_cholesky(A)
-        return system
 
     @property
     def log_det(self):
@@ -219,7 +234,7 @@ class PrimalSystem(HalfCovariance):
         """Return the system of `share` A and further precisions (n,)."""
         A = share * self.precision
         gaussian.add_to_diagonal(A, more)
-        return PrimalSystem.of(A)
+        return PrimalSystem(A)
 
     @cached_property
     def half(self):
@@ -367,23 +382,18 @@ class DualSystem:
 
     def coefficient_variance(self):
         """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
-        B, out = self.design.B, np.empty(self.design.shape[1])
-        sparse = sp.issparse(B)
-        if sparse:
-            columns, inner = B.tocsc(), gaussian.inverse_from_cholesky(self.lower)
-            inner *= self.root[:, None]
-            inner *= self.root
-        else:  # squares keep the digits that the inverse loses where weights are large
-            columns, half = B, gaussian.triangular_inverse(self.lower) * self.root
-        for cols in gaussian.row_blocks(B.shape[1], B.shape[0]):
-            block = columns[:, cols]
-            if sparse:
-                product = (block.T @ inner).T
-                out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
-            else:
-                out[cols] = np.sum((half @ block) ** 2, axis=0)
-        prior = self.prior.coefficient_variance()
+        # squares keep the digits that an inverse loses where weights are large
+        half = HalfCovariance(gaussian.triangular_inverse(self.lower) * self.root)
+        columns, prior = self.design.B.T, self.prior.coefficient_variance()
+        out = half.row_variance(columns.tocsr() if sp.issparse(columns) else columns)
         return gaussian.positive_variance(prior - prior**2 * out, prior)
+
+    @staticmethod
+    def rows_about(X, centre):
+        """Return dense rows about a centre: with others digits cancel beside the prior's."""
+        if not isinstance(X, np.ndarray):
+            X = X.toarray() if sp.issparse(X) else X @ np.eye(len(centre))
+        return X - centre
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
@@ -398,7 +408,17 @@ def _explained(system, B):
     return solve_triangular(system.lower, cross, lower=True, check_finite=False)
 
 
-SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
+def primal_system(design, prior, weight):
+    """Return the `PrimalSystem` of a prior and rows, as the `DualSystem` takes them. O(q n^2)."""
+    A = gaussian.weighted_gram(design.B, weight)
+    if isinstance(prior, np.ndarray):
+        gaussian.add_to_diagonal(A, prior)
+    else:
+        A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
+    return PrimalSystem(A)
+
+
+SYSTEMS = {"primal": primal_system, "dual": DualSystem}
 
 
 def low_rank_system(diagonal, factor):
@@ -406,14 +426,17 @@ def low_rank_system(diagonal, factor):
     return DualSystem(Design(factor.T, False), diagonal, np.ones(factor.shape[1]))
 
 
-def conjugate_gradients(times, scale, b, x, r, rtol):
-    """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
+def conjugate_gradients(times, diagonal, right, rtol, start=None):
+    """Return x with A x = right, a vector or columns (n, k), and residuals (n, k), from a start.
 
-    `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
-    residual, in its norm, at which a column ends, one number or more. Every column runs its own
-    recursion with its own end, so that an answer does not depend on which columns are solved
-    together; only the products are shared.
+    `times(V)` is A V, `diagonal` (n,) the preconditioner, `rtol` the relative residual, in its
+    norm, at which a column ends, one number or more. Stops early where the residual does not fall
+    any more to working precision. Every column runs its own recursion with its own end, so that an
+    answer does not depend on which columns are solved together; only the products are shared.
     """
+    b, scale = right.reshape(len(right), -1), diagonal[:, None]
+    x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
+    r = b.copy() if start is None else b - times(x)
     wanted = rtol**2 * np.einsum("ij,ij->j", b, b / scale)
     step = r / scale
     p, rho = step, np.einsum("ij,ij->j", r, step)
@@ -433,6 +456,7 @@ def conjugate_gradients(times, scale, b, x, r, rtol):
         p[:, active] = step + (new / rho[active]) * direction
         rho[active] = new
         left = left[new > wanted[active]]
+    return x.reshape(right.shape), r
 
 
 class SolvedByProducts:
@@ -442,15 +466,8 @@ class SolvedByProducts:
     preconditioner: np.ndarray
 
     def solve(self, right, rtol=1e-8, start=None):
-        """Return A^-1 right to a relative residual of `rtol` in each column, from a start if any.
-
-        Stops early where the residual does not fall any more to working precision.
-        """
-        b = right.reshape(len(right), -1)
-        x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
-        r = b.copy() if start is None else b - self.times(x)
-        conjugate_gradients(self.times, self.preconditioner[:, None], b, x, r, rtol)
-        return x.reshape(right.shape)
+        """Return A^-1 right to relative residuals of `rtol`, from a start if there is one."""
+        return conjugate_gradients(self.times, self.preconditioner, right, rtol, start)[0]
 
 
 class IterativeSystem(SolvedByProducts):
@@ -517,15 +534,15 @@ def coefficient_variances(sampled, n_draws, diagonal, data):
     """
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
     ratio = sampled / variances
-    shrink = spread_and_share(np.var(ratio), n_draws)[1]
+    shrink = share_of_spread(np.var(ratio), n_draws)
     return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
 
 
-def spread_and_share(variance, n_samples):
-    """Return the spread of ratios of sampled variances without their noise, and its share."""
+def share_of_spread(variance, n_samples):
+    """Return the share in the variance of ratios of sampled variances that is not their noise."""
     noise = 2.0 / n_samples
     spread = np.maximum((variance - noise) / (1.0 + noise), 0.0)
-    return spread, spread / (spread + (1.0 + spread) * noise)
+    return spread / (spread + (1.0 + spread) * noise)
 
 
 def _share(sampled, diagonal, data):

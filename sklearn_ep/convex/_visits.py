@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, mirrored
 from .._engine.loop import Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from . import _rows, _systems
 from ._double_loop import minimise
@@ -149,10 +149,9 @@ class _Position:
     def direction(self, line, gradient, rtol):
         """Return the Newton step, by conjugate gradients."""
         self.point, diagonal = line.at, line.prior.curvature
-        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
-        times, scale = self.images(diagonal, curvature=True), (diagonal + self.data)[:, None]
-        _systems.conjugate_gradients(times, scale, right, d, right.copy(), rtol)
-        return (d[:, 0],)
+        times = self.images(diagonal, curvature=True)
+        d, _ = _systems.conjugate_gradients(times, diagonal + self.data, -gradient, rtol)
+        return (d,)
 
 
 class _Draws:
@@ -173,24 +172,20 @@ class _Draws:
 
     def solved(self, diagonal, data, right, rtol, column_too):
         """Return A^-1 right (n, m) and the column of A^-1 that belongs to an intercept, or None."""
-        n, m = right.shape
-        scale, tolerances = (diagonal + data)[:, None], np.full(m, rtol)
-        x = np.zeros((n, m))
-        if self._samples is not None:
-            # a draw of a coefficient that rows tell nothing of goes with its prior deviation
-            start = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples
-            x[:, : start.shape[1]] = start[:, :m]
+        (n, m), tolerances, start = right.shape, np.full(right.shape[1], rtol), None
         if column_too:
-            unit = np.zeros((n, 1))
-            unit[-1] = 1.0
-            column = np.zeros((n, 1)) if self._column is None else self._column[:, None]
-            right, x = np.hstack([right, unit]), np.hstack([x, column])
+            right = np.hstack([right, np.eye(n, 1, 1 - n)])
             tolerances = np.append(tolerances, _TOL.intercept)
-        times = self.place.images(diagonal, curvature=False)
-        r = right - times(x) if self._samples is not None else right.copy()
-        _systems.conjugate_gradients(times, scale, right, x, r, tolerances)
+        if self._samples is not None:
+            start, k = np.zeros(right.shape), min(m, self._samples.shape[1])
+            # a draw of a coefficient that rows tell nothing of goes with its prior deviation
+            start[:, :k] = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples[:, :k]
+            if column_too:
+                start[:, m] = self._column
+        times, scale = self.place.images(diagonal, curvature=False), diagonal + data
+        x, r = _systems.conjugate_gradients(times, scale, right, tolerances, start)
         self._samples, self._diagonal = x[:, :m].copy(), diagonal
-        self._left = r[:, :m] ** 2 / scale
+        self._left = r[:, :m] ** 2 / scale[:, None]
         if not column_too:
             return self._samples, None
         self._column = x[:, m].copy()
@@ -416,7 +411,7 @@ class SampledLoop:
             # errors of variances do not settle where the bound has no top, as on separable classes
             at, penalty, prior = place.point, place.penalty(place.point), self.prior
             new = prior.new_scale(at.u, penalty, place.scale, predictor, dof, prior.of_scale)
-            step = np.log(prior.clipped(new) / place.scale)
+            step = np.log(new / place.scale)
             place.scale = self.prior.clipped(place.scale * np.exp(steps.stretched(step)))
         return SCALE_SHARE * float(np.max(np.abs(steps.move)))
 
@@ -511,13 +506,12 @@ class NaturalGradient:
         n, m = self.n, len(self._lower[0])
         A = np.zeros((n, n))
         A[self._lower] = x[:m]
-        A += np.tril(A, -1).T
-        return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
+        return mirrored(A), x[m : m + n], in_log_scales(self.prior, x[m + n :])
 
     def evaluate(self, x):
         """Map a state to its `Evaluation` by one visit; the payload is a `VisitStep`."""
         A, h, scale = self._unpack(x)
-        system = _systems.PrimalSystem.of(A)
+        system = _systems.PrimalSystem(A)
         root, mean = system.half, system.solve(h)
         sums = self.rows.visit(_rows.site_sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
@@ -528,7 +522,6 @@ class NaturalGradient:
         new_scale, change = scale, 0.0
         if self.prior.learn:
             new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
-            new_scale = self.prior.clipped(new_scale)
             change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
         moved, slope = root @ (target - A) @ root.T, root @ (sums.slope + prior.slope)
         residual = float(max(np.max(np.abs(moved)), np.max(np.abs(slope)), change))

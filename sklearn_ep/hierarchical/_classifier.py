@@ -19,8 +19,7 @@ from .._estimator.annotations import Labels, RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, check_parts, checked_draws
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.latents import latents_of, links_of
-from .._estimator.posterior_classifier import probabilities
+from .._estimator.latents import latents_of, links_of, probabilities
 from .._estimator.summary import CoefficientReport
 from . import _plan, _prediction, _scales, _tables
 from ._factors import split_intercept

@@ -320,8 +320,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)
         self._names, self.estimators_ = list(dict(named)), list(parts)
         for name in ("n_features_in_", "feature_names_in_"):
-            if hasattr(self, name):
-                delattr(self, name)
+            self.__dict__.pop(name, None)
             if hasattr(parts[0], name):
                 setattr(self, name, getattr(parts[0], name))
         if self.verbose:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import has_fit_parameter, validate_data
 from .._engine.left_out import ClassRows, LogPrior, calibrated
 from .._engine.rows import find_copies
 from .._estimator.categories import CategoryCoder, category_columns
-from .._estimator.checks import draw_seed
+from .._estimator.checks import FewCopiesWarning, draw_seed
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
@@ -189,7 +189,7 @@ def fit_part(name, part, X, y, sample_weight, cv):
     """
     weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
     with warnings.catch_warnings():  # the stack itself has told of weights
-        warnings.filterwarnings("ignore", ".*have a sample_weight of")
+        warnings.simplefilter("ignore", FewCopiesWarning)
         fitted = clone(part).fit(X, y, **weights)
         if cv is None:
             return fitted, leave_one_out(f"the part {name!r}", fitted, y)

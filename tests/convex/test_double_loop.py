@@ -11,8 +11,8 @@ from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._sites import LogisticSites
 from sklearn_ep.convex._systems import (
     Design,
-    PrimalSystem,
     leave_one_out,
+    primal_system,
 )
 from sklearn_ep.sites import LaplaceSite
 
@@ -128,7 +128,7 @@ def test_newton_reaches_rounding_and_takes_hostile_starts():
     )
     ends = []
     for start in (np.zeros(5), np.full(5, 30.0)):
-        loop = DoubleLoop(Design(B, False), site, prior, PrimalSystem, 1e-6, 60)
+        loop = DoubleLoop(Design(B, False), site, prior, primal_system, 1e-6, 60)
         loop.u, loop.s = start, B @ start
         inner = loop.evaluate(np.log(z)).payload.inner
         gradient = 0.1 * inner.u + B.T @ inner.site.slope
@@ -198,7 +198,7 @@ def test_the_double_loop_refuses_a_part_by_what_it_lacks(problem):
         (logistic("kl", n=30), object(), "prior object has no `penalty`"),
     ):
         with pytest.raises(TypeError, match=message):
-            DoubleLoop(design, sites, given, PrimalSystem)
+            DoubleLoop(design, sites, given, primal_system)
 
 
 def text_like(q=800, n=400, seed=0):

@@ -126,6 +126,14 @@ def test_batches_add_up_to_a_fit_of_all_rows(name, kind):
         assert est.temper_ == 1.0
 
 
+def test_sparse_rows_may_have_a_column_far_from_zero():
+    """Its sum of squares about the mean is no rounding error of a difference."""
+    X, y = data(n=200)
+    column = 1e9 + np.random.default_rng(1).standard_normal(200)
+    fit = make("sampled").fit(sp.csr_array(np.column_stack([X, column])), y)
+    np.testing.assert_allclose(fit.coef_[:5], make("sampled").fit(X, y).coef_, atol=0.01)
+
+
 def test_a_prior_operator_goes_with_batches_and_partitions():
     X, y = data(40, 6)
     D = np.diff(np.eye(6), axis=0)

@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._sites import LogisticSites
-from sklearn_ep.convex._systems import Design, PrimalSystem
+from sklearn_ep.convex._systems import Design, primal_system
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 
@@ -100,7 +100,7 @@ def test_every_outer_step_raises_the_bound(q, n, bound, seed):
     B, sign = problem(seed, q, n)
     prior = NormalPrior(3.0, n)
     sites = LogisticSites(sign, np.ones(q), bound)
-    loop = DoubleLoop(Design(B, False), sites, prior, PrimalSystem, 1e-8, 100)
+    loop = DoubleLoop(Design(B, False), sites, prior, primal_system, 1e-8, 100)
     x, values = loop.start(), []
     for _ in range(25):  # published steps: no acceleration, no guard
         evaluation = loop.evaluate(x)
