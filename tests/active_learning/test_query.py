@@ -753,3 +753,10 @@ def test_a_pipeline_in_scikit_activeml(wrapped):
     got = SkactivemlQuery("bald", random_state=0).query(X, known, clf)
     expected = query(pipe.fit(X[:20], y[:20]), X, exclude=np.arange(20), strategy="bald")
     assert_array_equal(got, expected)
+
+
+def test_a_pool_of_texts_has_no_design():
+    texts = np.array(["good", "bad", "fine", "good film"])
+    for pool in (texts, texts.tolist()):
+        with pytest.raises(ValueError, match="X_pool is one column, of texts"):
+            query(None, pool)
