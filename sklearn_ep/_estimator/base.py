@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
 from .._engine.gaussian import one_blas_thread
 from .annotations import RowsLike, Seed
-from .checks import check_number, check_seen
+from .checks import check_number, check_seen, validated
 from .saving import packed, unpacked
 from .summary import Printed
 
@@ -168,7 +168,7 @@ class VersionedEstimator(SavedEstimator):
         """Check rows to predict, or with labels; `check_is_fitted` comes first everywhere."""
         check_is_fitted(self)
         how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        return validate_data(self, X, *y, reset=False, **how)
+        return validated(self, X, *y, reset=False, **how)
 
     def __sklearn_is_fitted__(self):
         # what predicts is stored last; attributes of the data are there in the middle of a fit too

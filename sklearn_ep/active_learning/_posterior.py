@@ -16,9 +16,11 @@ from sklearn.utils.extmath import safe_sparse_dot
 
 from .._engine.gaussian import positive_variance, row_blocks
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
+from .._estimator.pipelines import last_step, rows_at_last_step
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.tables import row_at, rows_at
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
+from ._rows import rows_of
 
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
 _BLOCK = 100_000
@@ -230,7 +232,11 @@ class _Responses(_SeparateProblems):
 
 
 def posterior_of(estimator, X, reference=None):
-    """Return the `Posterior` of a fitted estimator at the rows of a pool."""
+    """Return the `Posterior` of a fitted estimator, or the last step of one, at rows of a pool."""
+    X = rows_of(rows_at_last_step(estimator, X))
+    if reference is not None:
+        reference = rows_of(rows_at_last_step(estimator, reference))
+    estimator = last_step(estimator)
     if is_regressor(estimator):
         return Posterior(_Responses(estimator), NormalResponse(), X, reference)
     source: Any

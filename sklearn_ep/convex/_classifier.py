@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import validate_data
 
 from .._engine.class_sites import class_log_weights
 from .._engine.diagnostics import weight_space_log_weights
@@ -507,7 +506,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 stacklevel=2,
             )
         how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        X, y = validate_data(self, X, y, reset=last is None, **how)
+        X, y = checks.validated(self, X, y, reset=last is None, **how)
         if last is None:
             self.classes_ = np.unique(y if classes is None else classes)
             if len(self.classes_) < 2:
