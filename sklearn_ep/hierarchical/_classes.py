@@ -159,15 +159,12 @@ class ClassesModel:
         It is the explicit one, of the prior of the effects under their posterior: exact at a fixed
         point for two classes, and close to it for more, whose sites are a curved family.
         """
-        out = np.zeros_like(theta)
-        spans = zip(_scales.spans(self.n_effects), self.spans, strict=True)
-        for f, (span, own) in enumerate(spans):
-            q, n = self.n_effects[f], self.n_levels[f]
+        moments = []
+        for own, q in zip(self.spans, self.n_effects, strict=True):
             mean = state.coef[:, own].reshape(-1, q)
-            moment = mean.T @ mean - self.n_classes * n * np.eye(q)
-            moment += level_covariances(state.spread, own, q).sum((0, 1))
-            out[span] += _scales.slope(theta[span], q, moment)
-        return out
+            moment = mean.T @ mean - len(mean) * np.eye(q)
+            moments.append(moment + level_covariances(state.spread, own, q).sum((0, 1)))
+        return _scales.slope(theta, self.n_effects, moments)
 
 
 def level_covariances(spread, own, q):

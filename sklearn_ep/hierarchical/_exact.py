@@ -253,20 +253,15 @@ class CrossedModel:
         At a fixed point of the sites it is the explicit one: of the prior of the effects, under
         their posterior.
         """
-        out, places = np.zeros_like(theta), self.places
-        shared, lowers = places.shared_spans(), _scales.factors(theta, places.n_effects)
-        spans = _scales.spans(places.n_effects)
-        for f, (span, lower) in enumerate(zip(spans, lowers, strict=True)):
-            q, n = len(lower), places.n_levels[f]
-            if f == places.local:
-                moment = found.local_moment
-                out[span.start] += found.slope
-            else:
-                halves = np.vstack([found.mean[shared[f]], found.root[:, shared[f]]]).reshape(-1, q)
-                second = halves.T @ halves
-                inner = np.linalg.solve(lower, second)
-                moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
-            out[span] += _scales.slope(theta[span], q, moment)
+        places, lowers = self.places, _scales.factors(theta, self.places.n_effects)
+        moments = [found.local_moment] * len(lowers)
+        for f, own in places.shared_spans().items():
+            q = len(lowers[f])
+            halves = np.vstack([found.mean[own], found.root[:, own]]).reshape(-1, q)
+            inner = np.linalg.solve(lowers[f], halves.T @ halves)
+            moments[f] = np.linalg.solve(lowers[f], inner.T) - places.n_levels[f] * np.eye(q)
+        out = _scales.slope(theta, places.n_effects, moments)
+        out[_scales.spans(places.n_effects)[places.local].start] += found.slope
         return out
 
 
