@@ -17,9 +17,8 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import checked_cholesky, cholesky_solve, weighted_gram
-
-_FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones
+from ..._engine.gaussian import add_to_diagonal, checked_cholesky, cholesky_solve
+from .._layout import SharedRows
 
 
 class Effects(NamedTuple):
@@ -139,14 +138,15 @@ def dense_sums(held, state, places, size):
     """
     rows, big, t = held.rows, held.big, state.precision
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
-    sums = [(f, *held.pair_sums(t, f)) for f in dense]
-    entries = [(mass, places[big][other], places[f][code]) for f, mass, other, code in sums]
+    entries = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
+    for f in dense:
+        mass, other, code = held.pair_sums(t, f)
+        entries.append((mass, places[big][other], places[f][code]))
     data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
     across = csr_array((data, (row, column)), size)
     within, along = np.zeros((size[1], size[1])), np.zeros((rows.X.shape[1], size[1]))
-    weighted = t * rows.X.T
     for k, f in enumerate(dense):
-        along[:, places[f]] = [rows.sums(f, w) for w in weighted]
+        along[:, places[f]] = [rows.sums(f, t * x) for x in rows.X.T]
         within[places[f], places[f]] = rows.sums(f, t)
         for g in dense[:k]:
             shape = rows.n_levels[f], rows.n_levels[g]
@@ -263,24 +263,15 @@ class SchurSystem:
 
     def _dense_block(self, sums, dense):
         """Return the Schur complement of the columns and the dense factors."""
-        d, cross, n_big = len(self.prior.beta), sums.cross[self.big], len(self.eliminated)
-        scaled = cross / self.eliminated
-        columns = sums.dense - scaled @ cross.T + np.diag(self.prior.beta)
-        self._with_big: Any = cross, csr_array((n_big, 0))
-        if not dense:
-            return columns
-        places, p = self._of_big(np.arange(n_big)), self._ends[len(dense)] - d
+        d, n_big = len(self.prior.beta), len(self.eliminated)
+        places, size = self._of_big(np.arange(n_big)), self._ends[len(dense)]
         for f, start in zip(dense, self._ends - d, strict=False):
             places[f] = start + np.arange(len(self.prior.levels[f]))
-        found = self.rows.ask(dense_sums, places, (n_big, p))
-        self._with_big = cross, found.across
-        block = np.empty((d + p, d + p))
-        block[:d, :d] = columns
-        block[:d, d:] = found.along - scaled @ found.across
-        block[d:, :d] = block[:d, d:].T
-        found.within[np.diag_indices(p)] += self._prior[d : d + p]
-        np.subtract(found.within, _gram(found.across, self.eliminated), out=block[d:, d:])
-        return block
+        found = self.rows.ask(dense_sums, places, (n_big, size - d))
+        self._with_big: Any = SharedRows(sums.cross[self.big].T, found.across)
+        block = np.block([[sums.dense, found.along], [found.along.T, found.within]])
+        add_to_diagonal(block, self._prior[:size])
+        return block - self._with_big.weighted_gram(1.0 / self.eliminated)
 
     def columns(self):
         """Return x with Q x = e_d for each coefficient as `Effects`."""
@@ -289,15 +280,10 @@ class SchurSystem:
 
     def variance_sums(self):
         """Return the sums (F,) of the variances of effects of a direct system."""
-        d, (cross, across) = len(self.prior.beta), self._with_big
         cov = cholesky_solve(self._lower, np.eye(len(self._lower)))
-        squared = self.eliminated**2
-        taken = np.sum(cov[:d, :d] * ((cross / squared) @ cross.T))
-        taken += 2.0 * np.sum(cov[:d, d:] * ((cross / squared) @ across))
-        taken += np.sum(cov[d:, d:] * _gram(across, squared))
         variances = self._effects(np.diagonal(cov), 1.0 / self.eliminated)
         out = np.array([np.sum(v) for v in variances.levels])
-        out[self.big] += taken
+        out[self.big] += np.sum(cov * self._with_big.weighted_gram(self.eliminated**-2.0))
         return out
 
     def log_det(self):
@@ -377,9 +363,3 @@ def _chosen(n_levels, big, most):
     order = sorted((f for f in range(len(n_levels)) if f != big), key=lambda f: n_levels[f])
     n_dense = np.searchsorted(np.cumsum([n_levels[f] for f in order]), most, side="right")
     return order[:n_dense], order[n_dense:]
-
-
-def _gram(across, divisor):
-    """Return the dense B' diag(1 / divisor) B of a sparse B (L, p)."""
-    many = across.nnz > _FULL * np.prod(across.shape)
-    return weighted_gram(across.toarray() if many else across, 1.0 / divisor)
