@@ -104,57 +104,47 @@ class SystemRows:
         return np.bincount(number, values, minlength=len(pairs)), other, code
 
 
-class Diagonals(NamedTuple):
-    """Sums over rows: of their precisions by level, X'TX, and T X by level of the big factor."""
+class SystemSums(NamedTuple):
+    """Sums over rows of their precisions T.
+
+    By level; of T X and of the p levels in the dense block, each with the levels of the big factor;
+    and among the columns of X and these levels (D + p, D + p).
+    """
 
     levels: list[np.ndarray]
-    dense: np.ndarray
     cross: list[Any]
-
-
-def diagonals(held, state):
-    """Return the `Diagonals` of rows."""
-    rows, precision = held.rows, state.precision
-    levels = [rows.sums(f, precision) for f in range(len(rows.codes))]
-    weighted = precision[:, None] * rows.X
-    columns = [rows.sums(held.big, w) for w in weighted.T]
-    cross = rows.only(held.big, np.array(columns).reshape(len(columns), -1))
-    return Diagonals(levels, weighted.T @ rows.X, cross)
-
-
-class DenseSums(NamedTuple):
-    """Sums over rows for p levels in the dense block: with the big factor, among them, with X."""
-
     across: csr_array
-    within: np.ndarray
-    along: np.ndarray
+    block: np.ndarray
 
 
-def dense_sums(held, state, places, size):
-    """Return the `DenseSums` of rows.
+def system_sums(held, state, places, n_big, size):
+    """Return the `SystemSums` of rows.
 
-    places has the numbers of levels, in the block and of the big factor, None for other factors;
-    size is the number of all of either kind, the big factor's first.
+    places has the numbers of levels, in the block of this size and of the big factor of n_big
+    levels, None for other factors.
     """
-    rows, big, t = held.rows, held.big, state.precision
+    rows, big, t, d = held.rows, held.big, state.precision, held.rows.X.shape[1]
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
-    entries = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
-    for f in dense:
-        mass, other, code = held.pair_sums(t, f)
-        entries.append((mass, places[big][other], places[f][code]))
-    data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
-    across = csr_array((data, (row, column)), size)
-    within, along = np.zeros((size[1], size[1])), np.zeros((rows.X.shape[1], size[1]))
+    weighted, block = t[:, None] * rows.X, np.zeros((size, size))
+    block[:d, :d] = weighted.T @ rows.X
+    entries: list[Any] = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
     for k, f in enumerate(dense):
-        along[:, places[f]] = [rows.sums(f, t * x) for x in rows.X.T]
-        within[places[f], places[f]] = rows.sums(f, t)
+        mass, other, code = held.pair_sums(t, f)
+        entries.append((mass, places[big][other], places[f][code] - d))
+        block[:d, places[f]] = np.array([rows.sums(f, w) for w in weighted.T]).reshape(d, -1)
+        block[places[f], :d] = block[:d, places[f]].T
+        block[places[f], places[f]] = rows.sums(f, t)
         for g in dense[:k]:
             shape = rows.n_levels[f], rows.n_levels[g]
             both = rows.codes[f] * shape[1] + rows.codes[g]
             masses = np.bincount(both, t, minlength=shape[0] * shape[1]).reshape(shape)
-            within[np.ix_(places[f], places[g])] = masses
-            within[np.ix_(places[g], places[f])] = masses.T
-    return DenseSums(across, within, along)
+            block[np.ix_(places[f], places[g])] = masses
+            block[np.ix_(places[g], places[f])] = masses.T
+    data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
+    across = csr_array((data, (row, column)), (n_big, size - d))
+    levels = [rows.sums(f, t) for f in range(len(rows.codes))]
+    columns = np.array([rows.sums(big, w) for w in weighted.T]).reshape(d, -1)
+    return SystemSums(levels, rows.only(big, columns), across, block)
 
 
 def taken(held, state, eliminated):
@@ -246,32 +236,26 @@ class SchurSystem:
     def __init__(self, rows, big, prior, most=500):
         self.rows, self.big, self.prior = rows, big, prior
         self.converged, self.path = True, LanczosPath(0.0, [], [])
-        sums = rows.ask(diagonals)
+        sizes = [len(p) for p in prior.levels]
+        dense, rest = _chosen(sizes, big, most)
+        self.others, self.direct = dense + rest, not rest
+        self._ends = len(prior.beta) + np.cumsum([0, *(sizes[f] for f in self.others)])
+        self._prior, size = self._reduced(prior), self._ends[len(dense)]
+        places = self._of_big(np.arange(sizes[big]))
+        for f, start in zip(dense, self._ends, strict=False):
+            places[f] = start + np.arange(sizes[f])
+        sums = rows.ask(system_sums, places, sizes[big], size)
         diagonal = [a + p for a, p in zip(sums.levels, prior.levels, strict=True)]
         self.eliminated = diagonal[big]
-        dense, rest = _chosen([len(p) for p in prior.levels], big, most)
-        self.others, self.direct = dense + rest, not rest
-        sizes = [len(prior.levels[f]) for f in self.others]
-        self._ends = len(prior.beta) + np.cumsum([0, *sizes])
-        self._prior = self._reduced(prior)
-        block = self._dense_block(sums, dense)
+        # what the columns and the dense factors have in the eliminated one
+        self._with_big: Any = SharedRows(sums.cross[big].T, sums.across)
+        block = sums.block - self._with_big.weighted_gram(1.0 / self.eliminated)
+        add_to_diagonal(block, self._prior[:size])
         self._lower = checked_cholesky(0.5 * (block + block.T))
         self._rest = np.zeros(0)
         if rest:
             less = rows.ask(taken, self._of_big(self.eliminated))
             self._rest = np.concatenate([diagonal[f] - less[f] for f in rest])
-
-    def _dense_block(self, sums, dense):
-        """Return the Schur complement of the columns and the dense factors."""
-        d, n_big = len(self.prior.beta), len(self.eliminated)
-        places, size = self._of_big(np.arange(n_big)), self._ends[len(dense)]
-        for f, start in zip(dense, self._ends - d, strict=False):
-            places[f] = start + np.arange(len(self.prior.levels[f]))
-        found = self.rows.ask(dense_sums, places, (n_big, size - d))
-        self._with_big: Any = SharedRows(sums.cross[self.big].T, found.across)
-        block = np.block([[sums.dense, found.along], [found.along.T, found.within]])
-        add_to_diagonal(block, self._prior[:size])
-        return block - self._with_big.weighted_gram(1.0 / self.eliminated)
 
     def columns(self):
         """Return x with Q x = e_d for each coefficient as `Effects`."""
