@@ -70,14 +70,13 @@ _MIXING, _PLAIN_DAMPING = 0.7, 0.2
 
 
 class ClassNode(NamedTuple):
-    """What is kept of a node: its `Sites`, alone in a tuple, and log evidence given theta.
+    """What is kept of a node: its `Sites`, alone in a tuple.
 
     The posterior of the weights follows from the sites, and has (K q)^2 numbers: it is made again
     for the few nodes that matter.
     """
 
     sites: tuple[Sites]
-    log_z: float
 
 
 class ClassesModel:
@@ -129,7 +128,7 @@ class ClassesModel:
         precision, shift = (self.weight[:, None] * part for part in node.payload.sites[0])
         state = self.structure(node.phi).posterior(precision, shift)
         scales = _scales.factors(node.phi, self.n_effects)
-        return WeightsAt(state.coef, state.spread, scales, node.payload.log_z, self)
+        return WeightsAt(state.coef, state.spread, scales, node.log_evidence, self)
 
     def posterior(self, average):
         """Return the `ClassMixture` of an average over theta."""
@@ -145,7 +144,7 @@ class ClassesModel:
         result = ep.solve(np.stack(sites[0]), accelerate=True, **limits)
         log_z = result.evaluation.record["log_evidence"]
         slope = self._slope(theta, result.evaluation.payload[0])
-        found = ClassNode((Sites(*result.onwards),), log_z)
+        found = ClassNode((Sites(*result.onwards),))
         return Node.under(self.theta_prior, theta, log_z, slope, result.residual, found)
 
     def _slope(self, theta, state):
