@@ -107,6 +107,11 @@ class ClassCovariance:
             yield part
         yield left
 
+    def inverse_totals(self) -> Iterator[np.ndarray]:
+        """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
+        for E, part in zip(self.explained, self.offset_parts(), strict=True):
+            yield E - _sum_of_grams([part])
+
     def own_blocks(self, K: np.ndarray) -> np.ndarray:
         """Return the same as `blocks` for the rows of the sites themselves, of covariance K (n, n).
 
@@ -223,11 +228,6 @@ class ClassLatentState:
         R -= np.sum(self.spread.explained, axis=0)
         R += _sum_of_grams(self.spread.offset_parts())
         return R
-
-    def inverse_totals(self) -> Iterator[np.ndarray]:
-        """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
-        for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
-            yield E - _sum_of_grams([part])
 
 
 def _on_arrays(function: Any, shape: tuple[int, ...]) -> LinearOperator:

@@ -226,7 +226,7 @@ class JointGP(ClassLatents, KernelGP):
         """
         K = len(state.spread.explained)
         kind = np.float64 if len(self.X) <= LIMITS.thirds else np.float32
-        own = (self._curvature_of(B, together, kind) for B in state.inverse_totals())
+        own = (self._curvature_of(B, together, kind) for B in state.spread.inverse_totals())
         return K / (K - 1.0) * sum(own)
 
 
