@@ -137,12 +137,13 @@ class OuterStep(NamedTuple):
 class Last(NamedTuple):
     """Where a later fit can start: weights, and the state of the loop.
 
-    `rows` are log variances of the rows, `tail` is what follows them in the state. `phi` is the log
-    scale apart from it, None unless the scale was averaged over. `system` is that of the posterior.
+    `rows` are log variances of the rows, None before `at_rows`, `tail` is what follows them in the
+    state. `phi` is the log scale apart from it, None unless that was averaged over. `system` is
+    that of the posterior.
     """
 
     u: np.ndarray
-    rows: np.ndarray
+    rows: Any
     tail: np.ndarray
     phi: float | None = None
     system: Any = None

@@ -156,31 +156,31 @@ def fit_joint(problem, y, monitor, k):
     """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
     y, weight = y[problem.rows.copies.first], problem.rows.weight
     run = _fit_exact if problem.variance == "exact" else _fit_sampled
-    fit, x, state = run(problem, y, monitor)
-    taken = problem.rows.taken * weight
-    of_rows = Sites(*x), state.mean, state.cov, 0.0, taken
+    payload, x, (history, reason, evidence), told = run(problem, y, monitor)
+    state, posterior = payload[0], problem.posterior(payload)
+    of_rows = Sites(*x), state.mean, state.cov, 0.0, problem.rows.taken * weight
     mean, var, removed = class_sites.class_left_out(*of_rows)
     proper = removed > 0
     moments, own = partial(class_moments, QUICK_SOFTMAX, y[proper]), (mean[proper], var[proper])
     rows = CavityRows.of(moments, [own], np.ones(1), weight[proper])
     left_out = rows_at_scales(problem.scales, rows, proper)
-    fit.posterior.slope, fit.posterior.temper = left_out.scale
+    posterior.slope, posterior.temper = left_out.scale
     precision, shift = (part.T * weight for part in x)  # x are the sites of one copy
-    attributes = dict(
-        **fit.attributes,
+    attributes = told | dict(
         site_precision=precision,
         site_shift=shift,
         marginal_variance=np.einsum("ncc->cn", state.cov),
-        average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
+        average=single_node(problem.prior, told["scale"], evidence),
         left_out=left_out,
     )
-    return fit._replace(attributes=of_all_rows(problem.rows.copies, attributes))
+    attributes = of_all_rows(problem.rows.copies, attributes)
+    return BinaryFit(posterior, history, reason, evidence, attributes)
 
 
 def _fit_exact(problem, y, monitor):
     """Run EP with the covariance of all weights.
 
-    Returns the `BinaryFit` so far, sites (2, n, K) and their state.
+    Returns the last payload and the sites (2, n, K), history, reason and evidence, and attributes.
     """
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
@@ -212,11 +212,10 @@ def _fit_exact(problem, y, monitor):
         return FactorAt.of(at, of_scale, evidence, squares, known)
 
     at = 0.0 if of_scale is None else best_log_factor(of_scale, place)
-    prior, result = solved(at, nearest(at), limits.tol, monitor)
+    _, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     told = dict(scale=float(np.exp(at)), dof=payload[0].dof, last=result.x)
-    how = result.history, result.reason, float(evidence), told
-    return BinaryFit(problem.posterior(payload), *how), result.x, payload[0]
+    return payload, result.x, (result.history, result.reason, float(evidence)), told
 
 
 def _fit_sampled(problem, y, monitor):
@@ -240,8 +239,7 @@ def _fit_sampled(problem, y, monitor):
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
     evidence, error = fit.evidence()
     told = dict(scale=fit.scale, dof=spread.dof, n_newton=fit.n_sweeps, evidence_std=error)
-    how = trace.history, reason, evidence, told | dict(last=None)
-    return BinaryFit(problem.posterior(payload), *how), fit.x, payload[0]
+    return payload, fit.x, (trace.history, reason, evidence), told | dict(last=None)
 
 
 class _FactorSearch(NamedTuple):

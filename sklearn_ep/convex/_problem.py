@@ -125,9 +125,8 @@ def fit_exact(problem, sign, monitor, k):
     loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
-    q, phi = len(step.var), None if averaged is None else last.phi
-    state = result.x[:q], result.x[q:]
-    last = Last(step.mean, *state, phi, step.system)
+    phi = None if averaged is None else last.phi
+    last = Last(step.mean, None, result.x[len(step.var) :], phi, step.system)
     if averaged is None:
         scale = at.prior.spread(step.scale)
         average, steps = single_node(at.prior, step.scale, log_evidence), [step]
