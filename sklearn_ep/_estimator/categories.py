@@ -1,6 +1,7 @@
 """Columns of data frames that are categories, coded as indicators of their levels."""
 
 import numbers
+from contextlib import suppress
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -32,6 +33,8 @@ def _check_kinds(name, kind, values):
 
     These are text or numbers throughout, or of one other kind that the frame declares to be one.
     """
+    with suppress(TypeError):  # lists, for instance, of which no set is made
+        values = set(values)
     kinds = {_kind_of(type(value)): value for value in values if not is_missing(value)}
     if len(kinds) < 2 and (kinds.keys() <= {str, bytes, float} or str(kind).lower() != "object"):
         return

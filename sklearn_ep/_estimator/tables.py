@@ -59,10 +59,9 @@ def check_columns(X):
     """
     if not hasattr(X, "columns") or hasattr(X, "__dask_graph__"):
         return
-    kinds = X.dtypes if hasattr(X, "dtypes") else X.schema.types
-    for place, kind in enumerate(kinds):
-        if _is_number_kind(kind):
-            continue
+    kinds = list(X.dtypes if hasattr(X, "dtypes") else X.schema.types)
+    suspect = {kind for kind in set(kinds) if not _is_number_kind(kind)}
+    for place in (j for j, kind in enumerate(kinds) if kind in suspect):
         strange = [value for value in values_at(X, place) if not _is_number(value)]
         if strange:
             shown = next((value for value in strange if not is_missing(value)), strange[0])
