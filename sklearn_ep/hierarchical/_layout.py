@@ -154,14 +154,6 @@ class SharedRows(LinearOperator):
             return self  # a copy of the sparse part would be a tenth of a pass over small data
         return SharedRows(self.X[rows], self.beyond[rows])
 
-    def scaled(self, lowers):
-        """Return the rows of effects in units of their scales, by a Cholesky factor a factor."""
-        if not lowers:
-            return self
-        turn = scipy.linalg.block_diag(*lowers)
-        turned = self.beyond.data.reshape(-1, len(turn)) @ turn
-        return SharedRows(self.X, with_data(self.beyond, turned.ravel()))
-
     def weighed(self, left):
         """Return the lines left Z for a sparse matrix (m, n)."""
         none = self.beyond.shape[1] == 0  # whose product would cost as much as any
@@ -225,6 +217,15 @@ class SharedRows(LinearOperator):
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
+def in_scales(rows, lowers):
+    """Return `SharedRows` of effects in units of their scales, by a Cholesky factor a factor."""
+    if not lowers:
+        return rows
+    turn = scipy.linalg.block_diag(*lowers)
+    turned = rows.beyond.data.reshape(-1, len(turn)) @ turn
+    return SharedRows(rows.X, with_data(rows.beyond, turned.ravel()))
+
+
 class EffectPlaces(NamedTuple):
     """Which numbers in the nodes belong to which effects.
 
@@ -276,7 +277,7 @@ class EffectPlaces(NamedTuple):
         if self.local is not None:
             at = known[:, self.local]
             place[at] = self.order[rows.codes[at, self.local]]
-        return SharedRows(rows.X, beyond).scaled(self.shared(scales)), place
+        return in_scales(SharedRows(rows.X, beyond), self.shared(scales)), place
 
 
 class LocalPart(NamedTuple):
@@ -411,9 +412,9 @@ class Layout(NamedTuple):
     plain: SharedRows
 
     def scaled(self, lowers):
-        """Return the layout of shared effects in units of their scales, as `SharedRows.scaled`."""
-        small = [own._replace(shared=own.shared.scaled(lowers)) for own in self.small]
-        rows, plain = self.rows.scaled(lowers), self.plain.scaled(lowers)
+        """Return the layout of shared effects in units of their scales, as `in_scales` has it."""
+        small = [own._replace(shared=in_scales(own.shared, lowers)) for own in self.small]
+        rows, plain = in_scales(self.rows, lowers), in_scales(self.plain, lowers)
         return self._replace(rows=rows, plain=plain, small=small)
 
     @property

@@ -35,7 +35,7 @@ from ._energy import descend, regular_ep
 from ._hyperparameters import completed_curvature, em_target
 from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
-from ._runs import SWEEPS, annealed, ep_level, prior_sites, proper_state, sweeps_of
+from ._runs import SWEEPS, annealed, ep_level, ep_sweeps, prior_sites, proper_state
 
 
 class _Learning(NamedTuple):
@@ -258,7 +258,7 @@ class EvidenceSearch:
         """
         h, sites = place.h, place.state.sites
         margin = _LEARNING.hopeless * self.problem.n_rows
-        few = dict(max_iter=SWEEPS - 1, tol=0.0, energies=False, **sweeps_of(self._coarsely))
+        few = dict(max_iter=SWEEPS - 1, tol=0.0, energies=False, **ep_sweeps(self._coarsely))
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:

@@ -95,7 +95,7 @@ class LinearModel:
 
         With many columns sites of precision below `floor` are put in by the second step. Raises
         ImproperPosterior if the posterior precision is not positive definite. O(d^3), or O(n^2 d)
-        with memory for one block of columns.
+        with memory for one block of columns and a row (d,) for each of these sites.
         """
         kind = DenseMarginals if self.dense else LowRankMarginals
         return kind(self, precision, shift, noise, floor)

@@ -50,7 +50,7 @@ class Run:
         return -self.state.energy
 
 
-def sweeps_of(settings):
+def ep_sweeps(settings):
     """Return how a sweep of EP goes, as arguments of `regular_ep`."""
     return dict(damping=settings.damping, in_turn=settings.schedule == "sequential")
 
@@ -102,7 +102,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         return _outcome(double_loop(proper_state(problem, sites), **limits), trace, "double_loop")
     if settings.algorithm == "ep":
         sites = _lifted(problem, sites)
-        return _outcome(regular_ep(problem, sites, **sweeps_of(settings), **limits), trace, "ep")
+        return _outcome(regular_ep(problem, sites, **ep_sweeps(settings), **limits), trace, "ep")
     if settings.algorithm == "auto" and cold:
         sites = _anneal(problem, settings, sites, start, trace)
         if trace.asked:
@@ -110,7 +110,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         if start != "descent":
             left = settings.max_iter - trace.n_iter
             limits["max_iter"] = min(left, TAIL)
-            out = regular_ep(problem, sites, **sweeps_of(settings), **limits)
+            out = regular_ep(problem, sites, **ep_sweeps(settings), **limits)
             if out.converged or trace.asked or left <= TAIL:
                 return _outcome(out, trace, "ep")
             sites = out.x
@@ -140,7 +140,7 @@ def ep_level(settings, trace=None, budget=np.inf):
             return None
         watch = dict(monitor=SILENT if trace is None else trace, energies=trace is not None)
         limits = dict(max_iter=SWEEPS, tol=settings.tol)
-        return regular_ep(problem, sites, **limits, **sweeps_of(settings), **watch).x
+        return regular_ep(problem, sites, **limits, **ep_sweeps(settings), **watch).x
 
     return sweep
 
@@ -175,7 +175,7 @@ def _other_sites(problem, settings, k, seed):
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
         sites = annealed(problem, prior_sites(problem), ep_level(settings), highest)
     limits = dict(max_iter=TAIL, tol=settings.tol, energies=False)
-    return regular_ep(problem, sites, **limits, **sweeps_of(settings)).x
+    return regular_ep(problem, sites, **limits, **ep_sweeps(settings)).x
 
 
 def run_start(problem, settings, k, seed, *, sites=None, monitor=SILENT):
