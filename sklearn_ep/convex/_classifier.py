@@ -135,13 +135,13 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         How more than two classes are fitted. "joint" is the softmax with one posterior of the
         coefficients of all classes, by expectation propagation, for a Gaussian prior. All variances
-        are exact, by a matrix of the coefficients, O(n d^2 K^2 + (K d)^3) a sweep, or by K matrices
-        of the rows, O(K n^3), whichever is cheaper. Beyond 1e10 multiplications a sweep, or with
-        variance="calibrated", means come from conjugate gradients and variances are calibrated by
-        samples, O(K nnz) a product. Of ten classes up to some 750 rows are exact, whatever the
-        columns, of three some 1050. `condition_on` takes exact variances of at most 4000
-        coefficients. "one_vs_rest" fits one problem for each
-        class and normalises. "auto" is joint without partitions and without another `variance` or
+        are exact. By a matrix of the coefficients a sweep costs O(n d^2 K^2 + (K d)^3), by matrices
+        of the rows O(K n^3); the cheaper is taken. Beyond 1e10 multiplications a sweep variances
+        are calibrated by samples, and means come from conjugate gradients, O(K nnz) a product. So
+        it is for sparse X beyond 4000 coefficients, and with variance="calibrated". Of ten classes
+        up to some 650 rows are exact whatever the columns, of three some 900. `condition_on` takes
+        exact variances of at most 4000 coefficients. "one_vs_rest" fits one problem for each class
+        and normalises. "auto" is joint without partitions and without another `variance` or
         `solver`, up to 2**25 rows times squared classes (256 MB a matrix). Beyond it warns and is
         one_vs_rest.
     forgetting : float, default=1.0
