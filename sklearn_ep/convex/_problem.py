@@ -22,7 +22,7 @@ from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
 from ._parameters import SIZES, Limits, is_flat, learns_scale, make_prior, refuse_integration
-from ._posterior import WeightPosterior, mixed_weights
+from ._posterior import AveragedWeights, WeightPosterior
 from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher, weighted_variances
@@ -152,7 +152,7 @@ def fit_exact(problem, sign, monitor, k):
         average=average,
     )
     posteriors = [problem.posterior(each) for each in steps]
-    posterior = mixed_weights(posteriors, weight, *left_out.scale)
+    posterior = AveragedWeights(posteriors, weight, *left_out.scale)
     attributes = of_all_rows(rows.copies, attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
@@ -218,7 +218,7 @@ def _visited(problem, rows, monitor, k):
 
 def _calibrated(fit, more):
     """Return a `BinaryFit` with further attributes, of which those of rows calibrate it."""
-    posterior = mixed_weights([fit.posterior], np.ones(1), *more["left_out"].scale)
+    posterior = AveragedWeights([fit.posterior], np.ones(1), *more["left_out"].scale)
     return fit._replace(posterior=posterior, attributes=fit.attributes | more)
 
 
