@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
 from .._engine.gaussian import one_blas_thread
 from .annotations import RowsLike, Seed
-from .checks import check_number, check_seen
+from .checks import CheckedInput, check_number, check_seen
 from .saving import packed, unpacked
 from .summary import Printed
 
@@ -140,7 +140,7 @@ class SavedEstimator(BaseEstimator):
         super().__setstate__(unpacked(state))
 
 
-class VersionedEstimator(SavedEstimator):
+class VersionedEstimator(CheckedInput, SavedEstimator):
     """The same, with a fit that can be diagnosed.
 
     Here and in other classes fitted attributes are declared for completion in editors.
@@ -157,18 +157,6 @@ class VersionedEstimator(SavedEstimator):
     hyper_weights_: Any
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _accept_sparse: Any = False
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = bool(self._accept_sparse)
-        return tags
-
-    def _check_new(self, X, *y):
-        """Check rows to predict, or with labels; `check_is_fitted` comes first everywhere."""
-        check_is_fitted(self)
-        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        return validate_data(self, X, *y, reset=False, **how)
 
     def __sklearn_is_fitted__(self):
         # what predicts is stored last; attributes of the data are there in the middle of a fit too

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, check_scalar, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
@@ -31,6 +31,23 @@ LARGEST_IN_UNITS = 1e30
 # Largest weight, in units of one and of the smallest, whose square stays within double precision
 # beside sums of squares.
 _MOST_WEIGHT = 1e60
+
+
+class CheckedInput(BaseEstimator):
+    """Estimator that says whether rows may be sparse, and checks new ones."""
+
+    _accept_sparse: Any = False
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = bool(self._accept_sparse)
+        return tags
+
+    def _check_new(self, X, *y):
+        """Check rows to predict, or with labels; `check_is_fitted` comes first everywhere."""
+        check_is_fitted(self)
+        how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
+        return validate_data(self, X, *y, reset=False, **how)
 
 
 def check_number(

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import SILENT, Reason, worst_reason
+from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
 from .annotations import Method
 from .checks import count_problems, numerical_cause
@@ -308,7 +308,7 @@ def run_attributes(fits):
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
         return np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
 
-    reason = worst_reason(f.reason for f in fits)
+    reason = min((f.reason for f in fits), key=REASONS.index)
     return {
         "history_": {name: joined(name) for name in longest},
         "n_iter_": n_iter,

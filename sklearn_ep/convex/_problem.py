@@ -365,13 +365,20 @@ def _sampling_pays(estimator, X, side):
     return _RATES.begun + _RATES.entry * X.nnz + _RATES.column * X.shape[1] < exact
 
 
+def _dual_pays(X, most):
+    """Return whether a matrix of the rows of X (q, d) is cheaper than one of the columns.
+
+    Where it has more rows than columns only up to `most` of them.
+    """
+    q, d = X.shape
+    return d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= most)
+
+
 def _methods(estimator, X):
     """Return the way to variances and the solver for rows X (q, d) in memory."""
-    q, d = X.shape
-    dual = d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= SIZES.exact)
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
-    primal = is_flat(estimator) or estimator.prior != "gaussian" or not dual
-    variance, solver, side = estimator.variance, estimator.solver, d if primal else q
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or not _dual_pays(X, SIZES.exact)
+    variance, solver, side = estimator.variance, estimator.solver, X.shape[1 if primal else 0]
     if variance == "auto":
         sampled = side > SIZES.exact or _sampling_pays(estimator, X, side)
         variance = "calibrated" if sampled else "exact"
