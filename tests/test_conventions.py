@@ -1,5 +1,6 @@
 """Conventions of scikit-learn: sparse arrays, routed metadata, views, tables of all kinds."""
 
+import datetime
 import re
 
 import numpy as np
@@ -189,6 +190,39 @@ def test_tables_of_all_kinds_are_fitted_as_arrays(name, kind):
     assert_array_equal(fitted.feature_names_in_, ["a", "b", "c"])
     # the order in memory differs, and with it the last bits of sums
     assert_allclose(told_by(fitted, table), told_by(clone(estimator).fit(rows, y), rows), rtol=1e-6)
+
+
+DATES = [datetime.date(2020, 1, 1 + day) for day in range(30)]
+STRANGE = {
+    "dates": pd.Series(pd.to_datetime(DATES)),
+    "objects": pd.Series(DATES, dtype=object),
+    "months": pd.Series(pd.period_range("2020", periods=30, freq="M")),
+    "lists": pd.Series([[1, 2]] * 30),
+    "mixed": pd.Series(["low", *range(29)], dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_that_holds_no_numbers_is_named(name, kind):
+    stacked = name == "BayesianStackingClassifier"
+    estimator = BayesianStackingClassifier() if stacked else quick(name)
+    y = response_of(estimator)[:30]
+    known = pd.DataFrame({"a": X[:30, 0], "odd": X[:30, 1]})
+    with pytest.raises(ValueError, match="column 'odd' of X has values"):
+        clone(estimator).fit(known.assign(odd=STRANGE[kind]), y)
+    with pytest.raises(ValueError, match="column 'odd' of X has values"):
+        told_by(estimator.fit(known, y), known.assign(odd=STRANGE[kind]))
+
+
+def test_dates_of_polars_and_of_partitions_are_named():
+    """They became days or microseconds since 1970 there."""
+    polars = pytest.importorskip("polars")
+    frame, y = polars.DataFrame({"a": X[:30, 0], "odd": DATES}), Z[:30] > 0
+    with pytest.raises(ValueError, match="column 'odd' of X has values"):
+        LINEAR.fit(frame, y)
+    with pytest.raises(ValueError, match="partition 0: column 'odd' of X has values"):
+        LINEAR.fit([(frame, y)])
 
 
 @pytest.mark.parametrize(

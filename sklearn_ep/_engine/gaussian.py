@@ -421,3 +421,18 @@ def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         t = np.maximum(-z, 50.0)
         above = np.where(far, (1.0 - 2.0 / t**2 + 10.0 / t**4 - 74.0 / t**6) / t, above)
     return r, above
+
+
+def least_precision(kind: Any, prior: float) -> float:
+    """Return a site precision that says as little as none beside the largest prior variance.
+
+    Covariances are divided by those of sites. Products of lesser ones would leave the range of
+    single precision, where a sweep over 1000 rows takes .86 s for .03; a sweep of several classes
+    slows down from 2e-11 of the largest variance on. Single precision itself is off by 1e-7.
+    """
+    return 1e-10 / max(prior, 1.0) if kind == np.float32 else 1e-30
+
+
+def log_diagonal(lower: np.ndarray) -> float:
+    """Return the sum of the logs of the diagonal of a factor, half the log determinant."""
+    return np.sum(np.log(np.diagonal(lower)), dtype=np.float64)

@@ -1,11 +1,14 @@
 """Columns of data frames that are categories, coded as indicators of their levels."""
 
+import numbers
+from contextlib import suppress
+
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.validation import check_array, validate_data
 
-from .tables import columns_at, is_missing
+from .tables import check_columns, columns_at, is_missing, names_of
 
 
 def category_columns(X):
@@ -21,8 +24,32 @@ def category_columns(X):
 def _is_category(kind):
     """Return whether a type of pandas or polars is one of categories."""
     if hasattr(kind, "kind"):
-        return kind.kind in "ObUS"
+        return kind.kind in "ObUS" and not str(kind).startswith("period")
     return str(kind).startswith(("Categorical", "Enum", "String", "Utf8", "Boolean", "Object"))
+
+
+def _check_kinds(name, kind, values):
+    """Raise a ValueError that names a column unless its known values are categories.
+
+    These are text or numbers throughout, or of one other kind that the frame declares to be one.
+    """
+    with suppress(TypeError):  # lists, for instance, of which no set is made
+        values = set(values)
+    kinds = {_kind_of(type(value)): value for value in values if not is_missing(value)}
+    if len(kinds) < 2 and (kinds.keys() <= {str, bytes, float} or str(kind).lower() != "object"):
+        return
+    shown = " and ".join(f"{value!r:.60}" for value in list(kinds.values())[:2])
+    raise ValueError(
+        f"column {name!r} of X has values such as {shown}: turn them all into text or all into "
+        "numbers, dates for instance into days since the first one."
+    )
+
+
+def _kind_of(own):
+    """Return the type that stands for one of values that can be put in order."""
+    if issubclass(own, numbers.Number | np.bool_):
+        return float
+    return next((kind for kind in (str, bytes) if issubclass(own, kind)), own)
 
 
 class CategoryCoder(TransformerMixin, BaseEstimator):
@@ -60,7 +87,9 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
     def _categories(self, X):
         """Return the categories (n, c) as objects, None where they are missing."""
         values = np.array(columns_at(X, self.columns_), dtype=object)
-        for column in values.T:
+        names, kinds = names_of(X), list(X.dtypes)
+        for j, column in zip(self.columns_, values.T, strict=True):
+            _check_kinds(names[j], kinds[j], column.tolist())
             known = {v: None if is_missing(v) else v for v in set(column.tolist())}
             column[:] = [known[v] for v in column.tolist()]
         return values
@@ -69,4 +98,5 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
         if not self.numbers_:
             return np.empty((len(X), 0))
         own = columns_at(X, self.numbers_)
+        check_columns(own)
         return check_array(own, dtype=np.float64, ensure_all_finite=False)  # the model says where

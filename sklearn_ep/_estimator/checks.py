@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.partition import Part
 from .annotations import Method
+from .tables import check_columns
 
 # Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
 # rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
@@ -33,8 +34,15 @@ LARGEST_IN_UNITS = 1e30
 _MOST_WEIGHT = 1e60
 
 
+def validated(estimator, X, *args, **kwargs):
+    """Return what `sklearn.utils.validation.validate_data` does, which names no column itself."""
+    if hasattr(X, "columns"):
+        check_columns(X)
+    return validate_data(estimator, X, *args, **kwargs)
+
+
 class CheckedInput(BaseEstimator):
-    """Estimator that says whether rows may be sparse, and checks new ones."""
+    """Estimator that says whether rows may be sparse, and checks those of a fitted one."""
 
     _accept_sparse: Any = False
 
@@ -47,7 +55,7 @@ class CheckedInput(BaseEstimator):
         """Check rows to predict, or with labels; `check_is_fitted` comes first everywhere."""
         check_is_fitted(self)
         how: Any = dict(dtype=np.float64, accept_sparse=self._accept_sparse)
-        return validate_data(self, X, *y, reset=False, **how)
+        return validated(self, X, *y, reset=False, **how)
 
 
 def check_number(
@@ -407,7 +415,7 @@ def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **k
     is_classifier = isinstance(estimator, ClassifierMixin)
     if not is_classifier:
         _check_numbers(y)
-    X, y = validate_data(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
+    X, y = validated(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
     if is_classifier:
         check_classification_targets(y)
         classes, y = np.unique(y, return_inverse=True)

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from .._engine.gaussian import row_blocks
 from .._engine.partition import Part, load_part, split_rows
 from .checks import LARGEST_ENTRY, ColumnRanges, check_column_scales, checked_weights
-from .tables import names_of
+from .tables import check_columns, names_of
 
 
 class CheckedRows(Part):
@@ -83,6 +83,7 @@ def checked_arrays(arrays, classifier, accept_sparse="csr", dtype=np.float64, we
     if len(arrays) != 2 and not (weighted and len(arrays) == 3):
         kind = "(X, y) or (X, y, sample_weight)" if weighted else "a pair (X, y)"
         raise ValueError(f"it must be {kind}, got {len(arrays)} objects.")
+    check_columns(arrays[0])
     X = check_array(arrays[0], dtype=dtype, accept_sparse=accept_sparse, input_name="X")
     y = column_or_1d(arrays[1], warn=True)
     if X.shape[0] != len(y):

@@ -51,6 +51,41 @@ def values_at(X, place):
     return column if column.dtype.kind in "iuf" else objects(column.tolist())
 
 
+def check_columns(X):
+    """Raise a ValueError that names a column of a table whose values are no numbers.
+
+    Arrays, which have no names, and what is not in memory yet pass. Text that spells numbers passes
+    as well: it is read as such.
+    """
+    if not hasattr(X, "columns") or hasattr(X, "__dask_graph__"):
+        return
+    kinds = list(X.dtypes if hasattr(X, "dtypes") else X.schema.types)
+    suspect = {kind for kind in set(kinds) if not _is_number_kind(kind)}
+    for place in (j for j, kind in enumerate(kinds) if kind in suspect):
+        strange = [value for value in values_at(X, place) if not _is_number(value)]
+        if strange:
+            shown = next((value for value in strange if not is_missing(value)), strange[0])
+            raise ValueError(
+                f"column {names_of(X)[place]!r} of X has values that are no numbers, such as "
+                f"{shown!r:.60}: code categories by OneHotEncoder, turn dates into days since the "
+                "first one, and fill or leave out what is missing."
+            )
+
+
+def _is_number_kind(kind):
+    """Return whether a type of pandas, polars or pyarrow is one of numbers or bools."""
+    named = str(kind).lower().startswith(("int", "uint", "float", "double", "bool", "decimal"))
+    return named or getattr(kind, "kind", "") in tuple("iufb")
+
+
+def _is_number(value):
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value is None
+    return True
+
+
 def objects(values):
     """Return a list as an array of its objects, of which a tuple is one."""
     out = np.empty(len(values), dtype=object)

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import Seed
 from .._estimator.checks import check_number, checked_weights
+from .._estimator.pipelines import last_step
 from ._posterior import posterior_of
 from ._query import query, reference_of, scores
 from ._rows import design_rows
@@ -161,7 +162,7 @@ def _check_query(X, clf, fit_clf, n_reference):
             "scikit-activeml takes no sparse X; use sklearn_ep.active_learning.query, which does."
         )
     check_type(fit_clf, "fit_clf", bool)
-    if not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
+    if not hasattr(last_step(clf), "latent_mean_and_variance"):  # ours may come without a wrapper
         check_type(clf, "clf", SkactivemlClassifier)
     check_number("n_reference", n_reference, 1, integer=True, optional=True)
 

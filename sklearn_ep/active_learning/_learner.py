@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
+from .._estimator.pipelines import last_step
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import Printed
 from .._estimator.tables import is_missing, rows_at
@@ -96,6 +97,7 @@ def _by_proba(strategy, model):
 
 
 def _has_posterior(model):
+    model = last_step(model)
     needed = "predict" if is_regressor(model) else "latent_mean_and_variance"
     return hasattr(model, "latent_covariance") and hasattr(model, needed)
 

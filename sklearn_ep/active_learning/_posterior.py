@@ -16,9 +16,11 @@ from sklearn.utils.extmath import safe_sparse_dot
 
 from .._engine.gaussian import positive_variance, row_blocks
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
+from .._estimator.pipelines import last_step, rows_at_last_step
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.tables import row_at, rows_at
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
+from ._rows import rows_of
 
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
 _BLOCK = 100_000
@@ -65,13 +67,21 @@ class Posterior:
         # the reference rows compute what they need of them anew for each
         m = len(self.reference_mean)
         of_rows: Any = None
-        if self._cross is None:
+        if not self._directions:
             of_rows = self.source.covariance_with(self.reference)
         for outer in row_blocks(len(rows), m, 8 * _BLOCK):
             part = rows[outer]
-            C = self._cross[:, part] if of_rows is None else of_rows(rows_at(self.X, part))
+            C = self._with_labels()[:, part] if of_rows is None else of_rows(rows_at(self.X, part))
             for inner in row_blocks(len(part), m, _BLOCK):
                 yield slice(outer.start + inner.start, outer.start + inner.stop), C[:, inner]
+
+    def _with_labels(self):
+        """Return covariances (K, n, m) with the reference rows, all labels in; kept once asked."""
+        if self._cross is None:
+            self._cross = self.source.covariance_with(self.reference)(self.X)
+            for d, d_reference, curvature in self._directions:
+                self._cross = self._cross - _product(d, d_reference, curvature)
+        return self._cross
 
     def explained(self):
         """Return the mean squared covariance with the reference rows, (n, K)."""
@@ -81,7 +91,7 @@ class Posterior:
     def including(self, i, label=None):
         """Return the posterior with a label of row i; None is a label that is not known yet.
 
-        One column of covariances, and n m flops a problem where there are reference rows.
+        One column of covariances, and n m flops a problem once scores have looked ahead.
         """
         of_rows, new = self.source.covariance_with(row_at(self.X, i)), copy.copy(self)
         d, d_reference = of_rows(self.X)[:, :, 0].T, None
@@ -95,14 +105,17 @@ class Posterior:
         new._directions = (*self._directions, (d, d_reference, b))
         new.mean, new.var = self.mean + a * d, positive_variance(self.var - b * d**2, self.var)
         if d_reference is not None:
-            kept = self._cross
-            if kept is None:
-                kept = self.source.covariance_with(self.reference)(self.X)
-            new._cross = kept - (b * d).T[:, :, None] * d_reference.T[:, None, :]
+            if self._cross is not None:
+                new._cross = self._cross - _product(d, d_reference, b)
             new.reference_mean = self.reference_mean + a * d_reference
             left = self.reference_var - b * d_reference**2
             new.reference_var = positive_variance(left, self.reference_var)
         return new
+
+
+def _product(d, d_reference, curvature):
+    """Return by how much a label lowers covariances (K, n, m), from those with its row."""
+    return (curvature * d).T[:, :, None] * d_reference.T[:, None, :]
 
 
 class _SeparateProblems:
@@ -230,7 +243,11 @@ class _Responses(_SeparateProblems):
 
 
 def posterior_of(estimator, X, reference=None):
-    """Return the `Posterior` of a fitted estimator at the rows of a pool."""
+    """Return the `Posterior` of a fitted estimator, or the last step of one, at rows of a pool."""
+    X = rows_of(rows_at_last_step(estimator, X))
+    if reference is not None:
+        reference = rows_of(rows_at_last_step(estimator, reference))
+    estimator = last_step(estimator)
     if is_regressor(estimator):
         return Posterior(_Responses(estimator), NormalResponse(), X, reference)
     source: Any

@@ -66,10 +66,11 @@ def scores(
     Parameters
     ----------
     estimator : estimator
-        Fitted. "random", "margin", "uncertainty" and "entropy" take any classifier; "bald" and
-        "information_gain" need `latent_mean_and_variance`, the others `latent_covariance` as well.
-        Regressors with `predict(return_std=True)` have "random", "uncertainty" (the standard
-        deviation) and, with `latent_covariance`, "variance_reduction".
+        Fitted, or a pipeline whose last step has what the strategy needs. "random", "margin",
+        "uncertainty" and "entropy" take any classifier; "bald" and "information_gain" need
+        `latent_mean_and_variance`, the others `latent_covariance` as well. Regressors with
+        `predict(return_std=True)` have "random", "uncertainty" (the standard deviation) and, with
+        `latent_covariance`, "variance_reduction".
     X : array-like, CSR/CSC matrix or table of shape (n, d)
         Candidate rows.
     strategy : str or callable, default="auto"

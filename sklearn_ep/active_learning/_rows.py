@@ -103,6 +103,12 @@ def design_rows(X, labelled, candidates, n_rows):
 
 def _distances(rows):
     """Return the matrix of distances of rows, by inner products, in units of the largest."""
+    if len(rows.shape) == 1:
+        raise ValueError(
+            "X_pool is one column, of texts for instance, between which there are no distances for "
+            "a design of the first rows: transform it to numbers beforehand, or choose the first "
+            "ten rows yourself."
+        )
     if category_columns(rows):
         rows = CategoryCoder().fit_transform(rows)
     X = check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X")

@@ -16,6 +16,7 @@ from scipy.special import entr
 from sklearn.base import is_regressor
 
 from .._estimator.checks import check_choice
+from .._estimator.pipelines import last_step
 from ._links import LogisticLink
 from ._posterior import posterior_of
 from ._rows import best_first
@@ -178,6 +179,7 @@ def resolved(strategy, estimator, objective="log_loss"):
     """Return the strategy that "auto" stands for with an estimator; others as they are."""
     if not isinstance(strategy, str) or strategy != "auto":
         return strategy
+    estimator = last_step(estimator)
     if objective == "error" and not is_regressor(estimator):
         return "margin"
     if is_regressor(estimator):
@@ -218,6 +220,7 @@ def works_on_posterior(strategy):
 
 def require_method(estimator, strategy, method):
     """Refuse an estimator without a method that a strategy needs."""
+    estimator = last_step(estimator)
     if not hasattr(estimator, method):
         raise TypeError(
             f"strategy={strategy!r} needs an estimator with {method}, which "

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import cholesky
 from sklearn.utils import check_random_state
 
 from .._engine import class_sites
@@ -25,37 +24,12 @@ from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit
 from ._calibration import rows_at_scales
+from ._joint_exact import ClassPredictors, ClassSpread
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, refuse_integration
 from ._posterior import LinearPosterior
 from ._problem import Problem, evidence_probes, of_all_rows, rows_and_prior, single_node
 from ._systems import rademacher, with_ones
-
-
-class ClassSpread:
-    """Covariance of the weights of all classes as an array (K, q, K, q)."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def variance(self):
-        """Return the variances (K, q) of the weights."""
-        return np.einsum("cqcq->cq", self.array)
-
-    def rows(self, B):
-        """Return the covariances (n, K, K) of the predictors of rows."""
-        return class_sites.class_covariances(self.array, B)
-
-    def weights_with(self, B, c, j):
-        """Return the covariance (q, n) of the weights of class c with class j at rows."""
-        return np.ascontiguousarray(np.asarray(B @ self.array[j, :, c]).T)
-
-    def draw(self, n_samples, rng):
-        """Return draws (K, n_samples, q) of the weights about their means."""
-        K, q = self.array.shape[:2]
-        lower = cholesky(self.array.reshape(K * q, K * q), lower=True)
-        draws = rng.standard_normal((n_samples, K * q)) @ lower.T
-        return draws.reshape(n_samples, K, q).transpose(1, 0, 2)
 
 
 class JointWeightPosterior(LinearPosterior):
@@ -99,12 +73,13 @@ class JointWeightPosterior(LinearPosterior):
 
         Each row gets the site that matches moments given the rows before it; O((K q)^2 K) a row.
         """
-        if not isinstance(self.spread, ClassSpread):
+        spread = getattr(self.spread, "array", None)
+        if spread is None:
             raise ValueError(
                 "condition_on needs the covariance of the coefficients of all classes, which is "
                 "not known where variances are sampled: fit with multi_class='one_vs_rest'."
             )
-        new, spread, log_prob = copy.copy(self), self.spread.array, 0.0
+        new, log_prob = copy.copy(self), 0.0
         B = with_ones(X, self.intercept)
         for b, label in zip(B.toarray() if sp.issparse(B) else B, y, strict=True):
             gain = np.einsum("cqjp,p->cqj", spread, b)
@@ -152,23 +127,21 @@ class JointProblem(Problem):
         """Return what predicts as if the fit ended with this payload."""
         state, coef = payload[0], payload[0].coef
         if self.variance == "exact":
-            spread: Any = ClassSpread(state.spread)
-        else:
-            spread = SampledClassSpread(state.system, payload[1].of_rows, payload[1].of_weights)
-            coef = coef.reshape(-1, self.n_classes).T
-        return JointWeightPosterior(coef, spread, self.intercept)
+            return JointWeightPosterior(coef, state.spread, self.intercept)
+        spread = SampledClassSpread(state.system, payload[1].of_rows, payload[1].of_weights)
+        return JointWeightPosterior(coef.reshape(-1, self.n_classes).T, spread, self.intercept)
 
 
-def joint_problem(estimator, training, how):
-    """Return the `JointProblem` of checked training data; `how` is what `takes_joint` says."""
+def joint_problem(estimator, training, solver):
+    """Return the `JointProblem` of checked training data; the solver is that of `takes_joint`."""
     refuse_integration(estimator, "several classes jointly")
     rows, prior = rows_and_prior(estimator, training)
     (n, q), K = rows.design.shape, len(estimator.classes_)
-    sampled = how == "sampled"
+    sampled = solver == "cg"
     # three sweeps for an outer step, which is several of Newton's
     longer, shape = 1 if sampled else 3, (n, q, K, "joint sampled" if sampled else "joint", None)
-    methods = ("calibrated", "cg") if sampled else ("exact", "primal")
-    given = (*methods, Limits.of(estimator, longer)), len(training.y), shape
+    how = "calibrated" if sampled else "exact", solver, Limits.of(estimator, longer)
+    given = how, len(training.y), shape
     problem = JointProblem.of(estimator, rows, prior, *given)
     problem.n_classes = K
     if sampled:
@@ -216,7 +189,7 @@ def _fit_exact(problem, y, monitor):
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
-        structure = class_sites.ClassWeights(problem.rows.design.B, prior)
+        structure = ClassPredictors(problem.rows.design, prior, problem.solver == "dual")
         ep = class_sites.JointEP(structure, QUICK_SOFTMAX, y, weight)
         # where acceleration has not settled: with rows of weight 1000 steps of a half go on to
         # oscillate after hundreds of sweeps, and smaller ones have not arrived
@@ -232,17 +205,16 @@ def _fit_exact(problem, y, monitor):
         if not result.converged:
             return None
         found[at], state = result.x, result.evaluation.payload[0]
-        precision, coef = prior[:d], state.coef[:, :d]
-        var = np.einsum("cqcq->cq", state.spread)[:, :d]
-        squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
+        squares = np.sum(prior[:d] * state.coef[:, :d] ** 2)
+        of_intercept = np.einsum("ncc->nc", state.spread.rows(np.eye(len(prior))[d:]))
+        known = np.sum(state.dof) - np.sum(1.0 - prior[d:, None] * of_intercept)
         evidence = result.evaluation.record["log_evidence"]
         return FactorAt.of(at, of_scale, evidence, squares, known)
 
     at = 0.0 if of_scale is None else best_log_factor(of_scale, place)
-    prior, result = solved(at, nearest(at), limits.tol, monitor)
+    _, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
-    dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
-    told = dict(scale=float(np.exp(at)), dof=dof, last=result.x)
+    told = dict(scale=float(np.exp(at)), dof=payload[0].dof, last=result.x)
     return payload, result.x, (result.history, result.reason, float(evidence)), told
 
 

@@ -9,14 +9,13 @@ variances the sites are those of EP, and the means are right.
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
-from scipy.linalg import cho_solve
 from scipy.special import log_softmax
 
 from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times, stars
-from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, row_blocks
+from .._engine.gaussian import ImproperPosterior, row_blocks
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from . import _systems
+from ._joint_exact import SpreadByRows
 
 
 class _JointTolerances(NamedTuple):
@@ -33,9 +32,8 @@ _TOL = _JointTolerances()
 # Share of a step that the acceleration mixes: on iris under wide priors 13 to 18 sweeps in place of
 # 30 to more than 60 with whole steps.
 MIXING = 0.7
-# Training rows times classes up to which covariances go by a matrix of these: of 1000 rows with 100
-# of 700 rows of text that takes .7 CPU s, and a system for each of the 100 9.6.
-_MOST_DUAL = 3000
+# Training rows up to which covariances go by a matrix of these.
+_MOST_ROWS = 1000
 
 
 class StarSystem(_systems.SolvedByProducts):
@@ -91,29 +89,6 @@ class StarSystem(_systems.SolvedByProducts):
         return noise - s * np.sum(s * noise, axis=1, keepdims=True)
 
 
-def _covariance_by_rows(system, B, c, j):
-    """Return the covariance (q, n_new) of the weights of class c with class j at rows B.
-
-    By the inverse of a `StarSystem` of n rows with D > 0, by a matrix (n K, n K), K^3 n^3 flops.
-    With T_i = S_i S_i' and G = B D^-1 B', that is M = I + S' (G (x) I) S, and
-    A^-1 = D^-1 - D^-1 B' S M^-1 S' B D^-1.
-    """
-    rows, (n, K) = system.design.B, system.precision.shape
-    prior_variance = 1.0 / system.diagonal[::K]
-    roots = np.sqrt(system.precision)
-    share = roots / np.sqrt(system.precision.sum(1))[:, None]
-    S = roots[:, :, None] * (np.eye(K) - share[:, :, None] * share[:, None, :])
-    M = np.einsum("ifc,lfe->icle", S, S)
-    M *= _systems.weighted_inner(rows, prior_variance, rows)[:, None, :, None]
-    M = M.reshape(n * K, n * K)
-    add_to_diagonal(M, 1.0)
-    right = S[:, j, :, None] * _systems.weighted_inner(rows, prior_variance, B)[:, None, :]
-    inner = cho_solve((checked_cholesky(M), True), right.reshape(n * K, -1))
-    pulled = np.einsum("nk,nkm->nm", S[:, c], inner.reshape(right.shape))
-    prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
-    return prior_variance[:, None] * (prior - np.asarray(rows.T @ pulled))
-
-
 class _GivenSites(NamedTuple):
     """Means and marginals of the rows, as a structure of the engine gives them."""
 
@@ -147,12 +122,12 @@ class SampledClassSpread:
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows.
 
-        By one system of the training rows while that is a small matrix, else by one a row.
+        By covariances of the training rows while these are few, else by a system for each row.
         """
-        size = self.system.precision.size
-        if size <= _MOST_DUAL and self.system.diagonal.min() > 0.0:
-            return _covariance_by_rows(self.system, B, c, j)
-        K = self.of_rows.shape[1]
+        K, n, prior = self.of_rows.shape[1], len(self.system.precision), self.system.diagonal
+        if n <= _MOST_ROWS and prior.min() > 0.0:
+            known = self.system.design.B, 1.0 / prior[::K], self.system.precision
+            return SpreadByRows(*known).weights_with(B, c, j)
         out = np.empty((B.shape[1], B.shape[0]))
         for rows in row_blocks(B.shape[0], K * B.shape[1]):
             block = B[rows].toarray() if hasattr(B, "toarray") else B[rows]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.class_sites import MOST_WEIGHTS
+from .._engine.class_structures import MOST_WEIGHTS
+from .._engine.rows import find_copies
 from .._estimator import checks
 from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY
@@ -28,6 +29,8 @@ class Sizes(NamedTuple):
     # A natural-gradient step is one visit, and much less than an outer step of the double loop,
     # which is what `max_iter` counts.
     visits_a_step: int = 3
+    # multiplications of a sweep up to which several classes jointly have exact variances
+    joint: float = 1e10
     stream: int = 2000  # coefficients of a stream whose precision matrix is kept
 
 
@@ -178,30 +181,47 @@ def _is_apart(estimator, n_rows):
     return True
 
 
-def takes_joint(estimator, n_rows, d):
-    """Return how all classes of a fit to d columns get one joint posterior: "exact", "sampled".
+def _joint_solver(estimator, n, q):
+    """Return how all classes of n rows and q coefficients each have one posterior.
 
-    None where they do not. Raises a ValueError where that is asked for and another parameter
-    excludes it.
+    By a matrix of the coefficients, "primal", or of the rows, "dual", whichever is cheaper, or by
+    products, "cg", with sampled variances.
     """
-    if _is_apart(estimator, n_rows):
+    K = len(estimator.classes_)
+    # a sweep's multiplications
+    costs = dict(primal=n * q**2 * K * (K + 1) + (K * q) ** 3, dual=2 * n**3 * (K + 1))
+    possible = dict(primal=K * q <= MOST_WEIGHTS, dual=n <= SIZES.exact)
+    chosen = [estimator.solver] if estimator.solver in costs else costs
+    chosen = [s for s in chosen if possible[s]]
+    most = SIZES.joint if estimator.variance == "auto" else np.inf
+    sampled = estimator.multi_class == "joint" and estimator.variance == "calibrated"
+    solver = min(chosen, key=costs.__getitem__, default="cg")
+    return "cg" if sampled or solver == "cg" or costs[solver] > most else solver
+
+
+def takes_joint(estimator, X, y):
+    """Return the solver of a fit to rows X of classes y with one posterior of all classes.
+
+    None where they do not have one. Raises a ValueError where that is asked for and another
+    parameter excludes it.
+    """
+    if _is_apart(estimator, X.shape[0]):
         return None
-    size = len(estimator.classes_) * (d + bool(estimator.fit_intercept))
-    asked = estimator.multi_class == "joint" and estimator.variance == "calibrated"
-    how = "sampled" if size > MOST_WEIGHTS or asked else "exact"
-    variances, solvers = ("exact", "primal") if how == "exact" else ("calibrated", "cg")
+    n = len(find_copies(X, np.ones(X.shape[0]), y).first)  # as if copies were weights
+    solver = _joint_solver(estimator, n, X.shape[1] + bool(estimator.fit_intercept))
+    variances = "calibrated" if solver == "cg" else "exact"
     excluding = {
         "prior": estimator.prior != "gaussian",
         "bound='local'": estimator.bound == "local",
         f"variance={estimator.variance!r}": estimator.variance not in ("auto", variances),
-        f"solver={estimator.solver!r}": estimator.solver not in ("auto", solvers),
+        f"solver={estimator.solver!r}": estimator.solver not in ("auto", solver),
         "prior_groups": estimator.prior_groups is not None,
         "intercept_prior_variance=inf": is_flat(estimator),
     }
     found = [name for name, excludes in excluding.items() if excludes]
     for name in found:
         checks.refuse_joint(estimator, name)
-    return None if found else how
+    return None if found else solver
 
 
 # Of the factor of a prior variance, or of a scale, in learning, in units of where it starts.

@@ -15,7 +15,8 @@ from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.class_sites import MOST_WEIGHTS, class_left_out, class_log_weights
+from .._engine.class_sites import class_left_out, class_log_weights
+from .._engine.class_structures import MOST_WEIGHTS
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import average_of, log_weights_without, mixture_covariance

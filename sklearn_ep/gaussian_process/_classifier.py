@@ -6,7 +6,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
@@ -675,7 +674,7 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
         first = not hasattr(self, "classes_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        X, y = checks.validated(self, X, y, reset=first, dtype=np.float64)
         if first and self.kernel is None:
             checks.warn_of_spreads(self, X)
         check_classification_targets(y)

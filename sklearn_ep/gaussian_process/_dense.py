@@ -22,8 +22,7 @@ from .._engine.sites import Sites, cavity
 from .._estimator.checks import count_problems
 from . import _base as base
 from . import _hyperparameters as spaces
-from ._dense_gp import DenseGPPosterior, KernelGP
-from ._joint_gp import JointGP, JointGPPosterior
+from ._dense_gp import DenseGPPosterior, JointGP, JointGPPosterior, KernelGP
 from ._kernels import span_coordinates, with_own_lengths, with_theta
 from ._limits import LIMITS
 
@@ -62,7 +61,7 @@ class BinaryModel:
         """
         return replace(self, searching=averages)
 
-    def quick(self, n_rows):
+    def quick(self, weight):
         """Return None: sweeps are cheap beside the search."""
         return None
 
@@ -122,9 +121,9 @@ class JointModel:
         """Return the model for sites that a search passes."""
         return replace(self, factor=self.factor.rough(), searching=True)
 
-    def quick(self, n_rows):
-        """Return the model in single precision, None for rows so few that it saves nothing."""
-        return replace(self, searching=True) if n_rows > LIMITS.thirds else None
+    def quick(self, weight):
+        """Return the model in single precision, None where that saves nothing or does not hold."""
+        return replace(self, searching=True) if base.single_holds(weight) else None
 
     def no_sites(self, y):
         """Return sites (2, n, K) that say nothing."""
@@ -246,7 +245,7 @@ class DensePlan:
         as a rule: with ten classes of 1257 rows three of four sweeps take .6 s for 1.1.
         """
         steps: dict[str, Any] = self.sweeps | dict(max_iter=max_iter, monitor=monitor)
-        quick, n_before = self.model.quick(len(y)), 0
+        quick, n_before = self.model.quick(self.weight), 0
         if quick is not None:
             ep = quick.ep(kernel, self.coordinates, y, self.weight)
             # a smaller residual may be beyond single precision

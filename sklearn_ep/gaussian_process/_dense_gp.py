@@ -1,4 +1,4 @@
-"""Gaussian process with a site on every row: the full covariance matrix.
+"""Gaussian process with a site on every row: the full covariance matrix, of one or all classes.
 
 Notation of Rasmussen and Williams (2006), chapter 3: with S = sqrt(site precisions) the only matrix
 that is factorised is B = I + S K S, whose eigenvalues are at least one; sites of negative precision
@@ -13,24 +13,16 @@ import numpy as np
 from scipy.linalg import blas
 
 from .._engine import gaussian
+from .._engine.class_structures import ClassCovariance, ClassLatents
 from ._kernels import SingleCross, StationaryCross, contract, covariances, cross_covariance
+from ._limits import LIMITS
 
 _TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
 
 
-def least_precision(kind, prior):
-    """Return a site precision that says as little as none beside the largest prior variance.
-
-    Covariances are divided by those of sites. Products of lesser ones would leave the range of
-    single precision, where a sweep over 1000 rows takes .86 s for .03; a sweep of several classes
-    slows down from 2e-11 of the largest variance on. Single precision itself is off by 1e-7.
-    """
-    return 1e-10 / max(prior, 1.0) if kind == np.float32 else 1e-30
-
-
 def _site_roots(precision, kind, prior):
-    """Return roots of site precisions that are not negative, of `least_precision` at least."""
-    return np.sqrt(np.maximum(precision, least_precision(kind, prior)))
+    """Return roots of site precisions, not negative, of `gaussian.least_precision` at least."""
+    return np.sqrt(np.maximum(precision, gaussian.least_precision(kind, prior)))
 
 
 def _prior_of_sites(block, root):
@@ -40,11 +32,6 @@ def _prior_of_sites(block, root):
     B *= root
     gaussian.add_to_diagonal(B, 1.0)
     return B.T  # symmetric
-
-
-def log_diagonal(lower):
-    """Return the sum of the logs of the diagonal of a factor, half the log determinant."""
-    return np.sum(np.log(np.diagonal(lower)), dtype=np.float64)
 
 
 def _times(matrix, vector):
@@ -75,7 +62,7 @@ class DenseState:
         self.root = root = _site_roots(tau, K.dtype, np.diagonal(K).max(initial=0.0))
         block = K[self.rows][:, self.rows] if len(minus) else K
         self.inverse = inverse = gaussian.inverse_factor(_prior_of_sites(block, root))
-        self.log_evidence = log_diagonal(inverse)
+        self.log_evidence = gaussian.log_diagonal(inverse)
         self.var = np.empty(len(K))
         self.var[self.rows] = gaussian.explained_variances(block, tau, root, inverse)
         self.alpha, pull = shift.copy(), _times(K, shift)
@@ -107,7 +94,7 @@ class DenseState:
         gaussian.add_to_diagonal(B, 1.0)
         inverse = gaussian.checked_cholesky(B.T, overwrite=True)  # symmetric
         gaussian.invert_triangular(inverse)
-        self.log_evidence += log_diagonal(inverse)
+        self.log_evidence += gaussian.log_diagonal(inverse)
         self.var[minus] = np.diagonal(own)
         self.raised, self.added = gaussian.lower_times(inverse, d[:, None] * A), np.empty_like(A)
         self.var += np.einsum("ij,ij->j", self.raised, self.raised)
@@ -217,6 +204,32 @@ class KernelGP(DenseGP):
         return 0.5 * size**2 * curvature
 
 
+class JointGP(ClassLatents, KernelGP):
+    """Structure of one Gaussian process prior a class, all with the same kernel over rows X (n, d).
+
+    Its posteriors are those of `ClassLatents`, `single` ones for more rows than a few.
+    """
+
+    def __init__(self, kernel, X, single=False):
+        KernelGP.__init__(self, kernel, X)
+        ClassLatents.__init__(self, self.K, single and len(X) > LIMITS.thirds)
+
+    def evidence_gradient(self, state):
+        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
+        return self.contracted(state.evidence_curvature())
+
+    def expected_curvature(self, state, together=False):
+        """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
+
+        Blocks between classes are left out, and those of classes count K / (K - 1) times: right
+        where all classes are alike, which makes the others 1 / (K - 1) of each.
+        """
+        K = len(state.spread.explained)
+        kind = np.float64 if len(self.X) <= LIMITS.thirds else np.float32
+        own = (self._curvature_of(B, together, kind) for B in state.spread.inverse_totals())
+        return K / (K - 1.0) * sum(own)
+
+
 def finite_or_named(method):
     """Make a prediction at rows of X raise a ValueError that names X where it is not finite.
 
@@ -303,3 +316,58 @@ class DenseGPPosterior:
             half2, added2 = self._halves(covariances(self.kernel, X2, self.X))
         prior = self.kernel(X1) if X2 is X1 else self.kernel(X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2
+
+
+class JointGPPosterior:
+    """Predictions of all classes from a `ClassLatentState` of training rows X."""
+
+    def __init__(self, kernel, X, state, factor):
+        self.kernel, self.X, self.factor = kernel, X, factor
+        self.alpha, self.precision = state.alpha, state.precision
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "spread"}
+
+    @cached_property
+    def spread(self):
+        """The `ClassCovariance` of the sites.
+
+        Found at first use from what is kept, hence alike before and after a pickle; O(K n^3).
+        """
+        return ClassCovariance(self.kernel(self.X), self.precision)
+
+    @property
+    def n_classes(self):
+        """Number of classes."""
+        return self.alpha.shape[1]
+
+    def latent_mean(self, X):
+        """Return means (n_new, K) of the classes at new rows."""
+        return covariances(self.kernel, X, self.X) @ self.alpha
+
+    def latent(self, X):
+        """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
+        k = covariances(self.kernel, self.X, X)
+        return k.T @ self.alpha, self.spread.blocks(self.kernel.diag(X), k)
+
+    def covariance(self, X1, X2, c, j):
+        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
+        k1, k2 = (covariances(self.kernel, self.X, new) for new in (X1, X2))
+        P, Q1 = self.spread.halves(c, k1)
+        shared = Q1.T @ self.spread.halves(j, k2)[1]
+        return shared + self.kernel(X1, X2) - P.T @ k2 if c == j else shared
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new, K) of all classes at new rows.
+
+        Given the offsets the classes are independent; one vector of offsets is common to them.
+        """
+        k, prior = covariances(self.kernel, self.X, X), self.kernel(X)
+        draws = np.empty((n_samples, len(X), self.n_classes))
+        shared = rng.standard_normal((n_samples, len(k)))
+        for c in range(self.n_classes):
+            P, Q = self.spread.halves(c, k)
+            lower = gaussian.jittered_cholesky(prior - k.T @ P, 1e-10, largest=1e-6)[0]
+            own = rng.standard_normal((n_samples, len(X))) @ lower.T
+            draws[:, :, c] = k.T @ self.alpha[:, c] + own + shared @ Q
+        return draws

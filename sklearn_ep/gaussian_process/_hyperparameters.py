@@ -10,7 +10,7 @@ run over the logs of the variance and of the geometric mean of the lengths.
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
@@ -222,22 +222,35 @@ class LengthSpace(ThetaSpace):
         return total
 
 
-class RatiosOfLengths(NamedTuple):
+@dataclass(frozen=True)
+class RatiosOfLengths:
     """Prior of the logs of several lengths about their mean: N(0, s^2) of unknown spread s.
 
     That makes it a multivariate t distribution, of this `scale` and so many degrees of `freedom`:
     few rows leave the lengths near each other, and where the evidence wants some of them apart, all
-    of them are free.
+    of them are free. `places` are those of the lengths in theta; without any it is flat.
     """
 
-    scale: float = 0.75
-    freedom: float = 4.0
+    places: np.ndarray
+    scale: ClassVar[float] = 0.75
+    freedom: ClassVar[float] = 4.0
 
-    def log_density(self, lengths):
-        """Return the log density at logs of lengths (k,), but for a constant, and its slope."""
-        apart = lengths - lengths.mean()
-        total, n = self.freedom * self.scale**2 + apart @ apart, self.freedom + len(apart)
-        return -0.5 * n * float(np.log(total)), -n / total * apart
+    @classmethod
+    def of(cls, kernel):
+        """Return that of a constant times RBF or Matern of several lengths, flat for others."""
+        split = constant_and_stationary(kernel)
+        places = np.arange(0) if split is None else _places(kernel)[1]
+        return cls(places if len(places) > 1 else places[:0])
+
+    def log_density(self, theta):
+        """Return the log density at theta (p,), but for a constant, and its gradient."""
+        lengths, slope = theta[self.places], np.zeros(len(theta))
+        if not len(lengths):
+            return 0.0, slope
+        apart, n = lengths - lengths.mean(), self.freedom + len(lengths)
+        total = self.freedom * self.scale**2 + apart @ apart
+        slope[self.places] = -n / total * apart
+        return -0.5 * n * float(np.log(total)), slope
 
 
 def learned_coordinates(kernel):

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from .._engine import class_sites
+from .._engine import class_sites, class_structures
 from .._engine.gaussian import Moments, checked_cholesky
 from .._engine.hyper import Node
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._engine.sites import Sites
 from . import _scales
-from ._layout import RowsToPredict, SharedRows, effect_columns
+from ._layout import EffectPlaces, RowsToPredict
 from ._posterior import EffectsMixture, between
 
 _MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
@@ -54,10 +54,10 @@ def why_not_joint(n_classes, X, designs, n_levels, power):
     if power != 1.0:
         return f"power={power:g}; it takes power=1"
     columns = X.shape[1] + sum(w.shape[1] * n for w, n in zip(designs, n_levels, strict=True))
-    if n_classes * columns > class_sites.MOST_WEIGHTS:
+    if n_classes * columns > class_structures.MOST_WEIGHTS:
         return (
             f"{n_classes} classes have {n_classes * columns} coefficients and effects; the limit "
-            f"is {class_sites.MOST_WEIGHTS}"
+            f"is {class_structures.MOST_WEIGHTS}"
         )
     if n_classes * len(X) > _MOST_LATENT:
         return f"{len(X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
@@ -70,25 +70,13 @@ _MIXING, _PLAIN_DAMPING = 0.7, 0.2
 
 
 class ClassNode(NamedTuple):
-    """What is kept of a node: its `Sites`, alone in a tuple, and log evidence given theta.
+    """What is kept of a node: its `Sites`, alone in a tuple.
 
     The posterior of the weights follows from the sites, and has (K q)^2 numbers: it is made again
     for the few nodes that matter.
     """
 
     sites: tuple[Sites]
-    log_z: float
-
-
-def class_rows(rows, n_levels, n_named, scales):
-    """Return the `SharedRows` of the weights of a class for `RowsToPredict`.
-
-    n_levels are those of each factor that have effects, n_named those that rows can have, the first
-    ones; scales are the Cholesky factors (q_f, q_f) of the covariances of the effects.
-    """
-    designs = [w @ lower for w, lower in zip(rows.designs, scales, strict=True)]
-    codes = np.where(rows.known(n_named), rows.codes, -1).T
-    return SharedRows(rows.X, effect_columns(len(rows.X), designs, codes, n_levels))
 
 
 class ClassesModel:
@@ -108,16 +96,15 @@ class ClassesModel:
         self.y, self.weight, self.theta_prior = plan.y, plan.weight, plan.theta_prior
         self.n_classes = int(np.max(plan.y)) + 1
         self.n_effects, self.n_levels = [w.shape[1] for w in plan.designs], list(plan.n_levels)
-        self.n_named, self.n_dense = [len(known) for known in plan.levels], plan.X.shape[1]
-        sizes = [q * n for q, n in zip(self.n_effects, self.n_levels, strict=True)]
-        ends = self.n_dense + np.cumsum([0, *sizes])
+        sizes = self.n_effects, self.n_levels, [len(known) for known in plan.levels]
+        self.places = EffectPlaces(plan.beta_sd**-2.0, *sizes, None, np.zeros(0, dtype=int))
         # of the weights of a class the effects of each factor
-        self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-        self.prior = np.r_[plan.beta_sd**-2.0, np.ones(sum(sizes))]
+        self.spans = list(self.places.shared_spans().values())
+        self.prior = self.places.prior
 
     def flops(self):
         """Return about how many operations a pass takes."""
-        n, d, K, e = len(self.y), self.n_dense, self.n_classes, sum(self.n_effects)
+        n, d, K, e = len(self.y), self.places.n_dense, self.n_classes, sum(self.n_effects)
         return _ROW_FLOPS * n * K + n * K**2 * (d + e) ** 2 + (K * len(self.prior)) ** 3
 
     def first_sites(self):
@@ -126,15 +113,22 @@ class ClassesModel:
 
     def structure(self, theta):
         """Return the `ClassWeights` of coefficients and whitened effects at theta."""
-        sizes, scales = (self.n_levels, self.n_levels), _scales.factors(theta, self.n_effects)
-        return class_sites.ClassWeights(class_rows(self.rows, *sizes, scales), self.prior)
+        columns = self.columns(self.rows, _scales.factors(theta, self.n_effects))
+        return class_structures.ClassWeights(columns, self.prior)
+
+    def columns(self, rows, scales):
+        """Return the `SharedRows` of the weights of a class for rows of the fit.
+
+        scales are the Cholesky factors (q_f, q_f) of the covariances of the effects.
+        """
+        return self.places._replace(n_named=self.n_levels).seen(rows, scales)[0]
 
     def weights_at(self, node):
         """Return the `WeightsAt` of a `Node`."""
         precision, shift = (self.weight[:, None] * part for part in node.payload.sites[0])
         state = self.structure(node.phi).posterior(precision, shift)
         scales = _scales.factors(node.phi, self.n_effects)
-        return WeightsAt(state.coef, state.spread, scales, node.payload.log_z, self)
+        return WeightsAt(state.coef, state.spread, scales, node.log_evidence, self)
 
     def posterior(self, average):
         """Return the `ClassMixture` of an average over theta."""
@@ -150,7 +144,7 @@ class ClassesModel:
         result = ep.solve(np.stack(sites[0]), accelerate=True, **limits)
         log_z = result.evaluation.record["log_evidence"]
         slope = self._slope(theta, result.evaluation.payload[0])
-        found = ClassNode((Sites(*result.onwards),), log_z)
+        found = ClassNode((Sites(*result.onwards),))
         return Node.under(self.theta_prior, theta, log_z, slope, result.residual, found)
 
     def _slope(self, theta, state):
@@ -159,15 +153,12 @@ class ClassesModel:
         It is the explicit one, of the prior of the effects under their posterior: exact at a fixed
         point for two classes, and close to it for more, whose sites are a curved family.
         """
-        out = np.zeros_like(theta)
-        spans = zip(_scales.spans(self.n_effects), self.spans, strict=True)
-        for f, (span, own) in enumerate(spans):
-            q, n = self.n_effects[f], self.n_levels[f]
+        moments = []
+        for own, q in zip(self.spans, self.n_effects, strict=True):
             mean = state.coef[:, own].reshape(-1, q)
-            moment = mean.T @ mean - self.n_classes * n * np.eye(q)
-            moment += level_covariances(state.spread, own, q).sum((0, 1))
-            out[span] += _scales.slope(theta[span], q, moment)
-        return out
+            moment = mean.T @ mean - len(mean) * np.eye(q)
+            moments.append(moment + level_covariances(state.spread, own, q).sum((0, 1)))
+        return _scales.slope(theta, self.n_effects, moments)
 
 
 def level_covariances(spread, own, q):
@@ -203,7 +194,7 @@ class WeightsAt(NamedTuple):
 
     def beta(self):
         """Return means and sds (K, D) of the coefficients."""
-        d = self.model.n_dense
+        d = self.model.places.n_dense
         return self.coef[:, :d], np.sqrt(np.einsum("cqcq->cq", self.spread)[:, :d])
 
     def effects(self):
@@ -221,17 +212,17 @@ class WeightsAt(NamedTuple):
         for own, lower in zip(self.model.spans, self.scales, strict=True):
             white = weights[..., own]
             out.append(white.reshape(*white.shape[:2], -1, len(lower)) @ lower.T)
-        return weights[..., : self.model.n_dense], *out
+        return weights[..., : self.model.places.n_dense], *out
 
     def _columns(self, rows):
         """Return the `SharedRows` of rows to predict, and what they have of unseen levels."""
-        sizes = self.model.n_levels, self.model.n_named
-        return class_rows(rows, *sizes, self.scales), rows.unseen(sizes[1], self.scales)
+        places = self.model.places
+        return places.seen(rows, self.scales)[0], rows.unseen(places.n_named, self.scales)
 
     def at_rows(self, rows):
         """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
         known, unseen = self._columns(rows)
-        cov = class_sites.class_covariances(self.spread, known)
+        cov = class_structures.class_covariances(self.spread, known)
         for own in unseen:
             np.einsum("ncc->nc", cov)[:] += np.sum(own**2, axis=1, keepdims=True)
         return known @ self.coef.T, cov
@@ -265,11 +256,11 @@ class ClassMixture(EffectsMixture):
         average = average.heavy()  # a node has (K q)^2 numbers
         self.model, self.n_classes = model, model.n_classes
         nodes = [model.weights_at(node) for node in average.nodes]
-        super().__init__(average, model.n_effects, model.n_named, nodes)
+        super().__init__(average, model.n_effects, model.places.n_named, nodes)
 
     def beta_moments(self):
         """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
-        d, weight = self.model.n_dense, self.average.weight
+        d, weight = self.model.places.n_dense, self.average.weight
         points = np.array([node.coef[:, :d] for node in self.nodes])
         mean, cov = between(weight, points.reshape(len(points), -1))
         spreads = np.array([node.spread[:, :d, :, :d] for node in self.nodes])
@@ -277,8 +268,7 @@ class ClassMixture(EffectsMixture):
         return Moments(mean.reshape(points.shape[1:]), within + cov.reshape(within.shape))
 
     def _log_weight(self, node, rows, y, weight, n_samples, rng):
-        n_levels = self.model.n_levels
-        known = class_rows(RowsToPredict(*rows), n_levels, n_levels, node.scales)
+        known = self.model.columns(RowsToPredict(*rows), node.scales)
         weights, log_density = node.draw(n_samples, rng)
         eta = known @ weights.reshape(-1, weights.shape[2]).T
         log_p = log_softmax(eta.reshape(len(y), n_samples, -1), axis=2)

@@ -75,10 +75,10 @@ def first_sites(layout):
 def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes, power=1.0):
     """Run EP and return `GivenScales`.
 
-    layout is the `Layout`, prior what `prior_at` returns, scale (q, q) the Cholesky factor of the
-    covariance of the local effects, sites those to start from, as `first_sites` gives them, power
-    the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
-    number of pairs + S^3).
+    layout is the scaled `Layout`, prior (S,) the precision of b, scale (q, q) the Cholesky factor
+    of the covariance of the local effects, sites those to start from, as `first_sites` gives them,
+    power the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times
+    the number of pairs + S^3).
     Steps are undamped; one after which the mismatch is larger, or that leaves no proper posterior,
     is taken back and halved, and steps are doubled again where it falls: with levels of one class
     only and scales of ten and more undamped steps run away from the fixed point. Sites of a
@@ -123,10 +123,10 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))
     precision = layout.rows.weighted_gram(precisions) - half.weighted_gram()
-    precision[prior.row, prior.column] += prior.value
+    gaussian.add_to_diagonal(precision, prior)
     pull = layout.rows.rmatvec(shift) - half.rmatvec(pulled.ravel())
     root = gaussian.checked_cholesky(precision)
-    log_z = 0.5 * prior.log_det - np.sum(np.log(np.diagonal(root)))
+    log_z = 0.5 * np.sum(np.log(prior)) - np.sum(np.log(np.diagonal(root)))
     log_z += 0.5 * np.sum(pulled**2) - np.sum(np.log(np.einsum("jaa->ja", lower)))
     mean, root = gaussian.cholesky_solve(root, pull), gaussian.triangular_inverse(root)
     log_z, cov = log_z + 0.5 * pull @ mean, root.T @ root
@@ -241,9 +241,9 @@ class CrossedModel:
         """Return the `Node` at theta, with `GivenScales`, started at the sites of another."""
         places = self.places
         lowers = _scales.factors(theta, places.n_effects)
-        scale, prior = lowers[places.local], places.prior_at(lowers)
-        options = dict(tol=tol, max_passes=max_passes, power=self.power)
-        found = solve_given_scales(self.layout, prior, scale, sites, **options)
+        layout = self.layout.scaled(places.shared(lowers))
+        given = layout, places.prior, lowers[places.local], sites
+        found = solve_given_scales(*given, tol=tol, max_passes=max_passes, power=self.power)
         told = found.log_z, self._slope(theta, found), found.mismatch, found
         return Node.under(self.theta_prior, theta, *told)
 
@@ -253,20 +253,14 @@ class CrossedModel:
         At a fixed point of the sites it is the explicit one: of the prior of the effects, under
         their posterior.
         """
-        out, places = np.zeros_like(theta), self.places
-        shared, lowers = places.shared_spans(), _scales.factors(theta, places.n_effects)
-        spans = _scales.spans(places.n_effects)
-        for f, (span, lower) in enumerate(zip(spans, lowers, strict=True)):
-            q, n = len(lower), places.n_levels[f]
-            if f == places.local:
-                moment = found.local_moment
-                out[span.start] += found.slope
-            else:
-                halves = np.vstack([found.mean[shared[f]], found.root[:, shared[f]]]).reshape(-1, q)
-                second = halves.T @ halves
-                inner = np.linalg.solve(lower, second)
-                moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
-            out[span] += _scales.slope(theta[span], q, moment)
+        places, both = self.places, np.vstack([found.mean, found.root])
+        moments = [found.local_moment] * len(places.n_levels)
+        for f, own in places.shared_spans().items():
+            q, n = places.n_effects[f], places.n_levels[f]
+            halves = both[:, own].reshape(-1, q)
+            moments[f] = halves.T @ halves - n * np.eye(q)
+        out = _scales.slope(theta, places.n_effects, moments)
+        out[_scales.spans(places.n_effects)[places.local].start] += found.slope
         return out
 
 

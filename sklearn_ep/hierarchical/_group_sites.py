@@ -47,7 +47,7 @@ def cavities(sites, mean, cov):
     There is no inverse of V: rows of a group that are equal make it singular.
     """
     left = np.eye(mean.shape[1]) - cov @ sites.precision
-    both = np.concatenate([(mean - _times(cov, sites.shift))[..., None], cov], axis=2)
+    both = np.concatenate([(mean - np.matvec(cov, sites.shift))[..., None], cov], axis=2)
     solved = _solved(left, both)
     wide = solved[..., 1:]
     found = Moments(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
@@ -62,15 +62,11 @@ def _solved(left, right):
         raise ImproperPosterior("the covariances of a group are singular") from error
 
 
-def _times(matrices, vectors):
-    return (matrices @ vectors[..., None])[..., 0]
-
-
 def new_sites(tilted, wide):
     """Return the undamped `Sites` of groups for `Moments`: precision (G, k, k), shift (G, k)."""
     mean, cov = wide
     k = mean.shape[1]
-    pull = tilted.gradient - _times(tilted.hessian, mean)
+    pull = tilted.gradient - np.matvec(tilted.hessian, mean)
     right = np.concatenate([-tilted.hessian, pull[..., None]], axis=2)
     solved = _solved(np.eye(k) + tilted.hessian @ cov, right)
     precision = solved[..., :k]
@@ -80,11 +76,11 @@ def new_sites(tilted, wide):
 def log_site_masses(sites, wide):
     """Return log of the integrals (G,) of cavity times site."""
     mean, cov = wide
-    pull = sites.shift - _times(sites.precision, mean)
+    pull = sites.shift - np.matvec(sites.precision, mean)
     left = np.eye(mean.shape[1]) + cov @ sites.precision
-    moved = _solved(left, _times(cov, pull)[..., None])[..., 0]
+    moved = _solved(left, np.matvec(cov, pull)[..., None])[..., 0]
     mass = 0.5 * np.sum(pull * moved, 1) - 0.5 * np.linalg.slogdet(left)[1]
-    return mass + np.sum((sites.shift - 0.5 * _times(sites.precision, mean)) * mean, 1)
+    return mass + np.sum((sites.shift - 0.5 * np.matvec(sites.precision, mean)) * mean, 1)
 
 
 def tilted_groups(sign, wide, tau):

@@ -10,10 +10,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 from scipy.sparse import block_diag, csr_array
 from scipy.sparse.linalg import LinearOperator
 
-from .._engine.gaussian import forward, row_blocks, with_data
+from .._engine.gaussian import forward, row_blocks, weighted_gram, with_data
 from ._group_sites import LARGEST_GROUP
 
 # Doubles of a temporary: a tenth takes 1.06 to 1.10 of the time of a fit, a hundred times as many
@@ -179,15 +180,14 @@ class SharedRows(LinearOperator):
         (X, beyond), d = (self.X, self.beyond), self.X.shape[1]
         out = np.empty((self.shape[1], self.shape[1]))
         weight = np.ones(len(X)) if weight is None else weight
-        heavy = _weighted(weight, X)
+        heavy = weight @ X if weight.ndim > 1 else weight[:, None] * X
         out[:d, :d] = X.T @ heavy
         if len(out) > d:
             if beyond.nnz > _SPARSE * np.prod(beyond.shape):
                 beyond = beyond.toarray()
             out[d:, :d] = beyond.T @ heavy
             out[:d, d:] = out[d:, :d].T
-            within = beyond.T @ _weighted(weight, beyond)
-            out[d:, d:] = within if isinstance(within, np.ndarray) else within.toarray()
+            out[d:, d:] = _gram(beyond, weight)
         return 0.5 * (out + out.T)
 
     def quadratic(self, matrix):
@@ -217,17 +217,13 @@ class SharedRows(LinearOperator):
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
-class PriorPrecision(NamedTuple):
-    """Prior precision of b by its entries, all at places of their own, and its log determinant."""
-
-    value: np.ndarray
-    row: np.ndarray
-    column: np.ndarray
-    log_det: float
-
-    def squares(self, b):
-        """Return b' precision b of draws (n, S)."""
-        return np.einsum("e,ne,ne->n", self.value, b[:, self.row], b[:, self.column])
+def in_scales(rows, lowers):
+    """Return `SharedRows` of effects in units of their scales, by a Cholesky factor a factor."""
+    if not lowers:
+        return rows
+    turn = scipy.linalg.block_diag(*lowers)
+    turned = rows.beyond.data.reshape(-1, len(turn)) @ turn
+    return SharedRows(rows.X, with_data(rows.beyond, turned.ravel()))
 
 
 class EffectPlaces(NamedTuple):
@@ -259,24 +255,21 @@ class EffectPlaces(NamedTuple):
                 start += q * n
         return spans
 
-    def prior_at(self, lower):
-        """Return the `PriorPrecision` of b.
+    def shared(self, values):
+        """Return those values, one of each factor, that are of shared factors."""
+        return [value for f, value in enumerate(values) if f != self.local]
 
-        lower are the Cholesky factors of the covariances of all effects.
+    @property
+    def prior(self):
+        """Prior precision (S,) of b, whose effects are in units of their scales."""
+        sizes = np.multiply(self.n_effects, self.n_levels).tolist()
+        return np.r_[self.beta_precision, np.ones(sum(self.shared(sizes)))]
+
+    def seen(self, rows, scales):
+        """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1.
+
+        scales are the Cholesky factors of the covariances of all effects.
         """
-        dense = np.arange(self.n_dense)
-        entries = [(self.beta_precision, dense, dense)]
-        log_det = np.sum(np.log(self.beta_precision))
-        for f, span in self.shared_spans().items():
-            n, inner = self.n_levels[f], np.linalg.inv(lower[f] @ lower[f].T)
-            at = np.repeat(np.arange(span.start, span.stop).reshape(n, -1), len(inner), axis=0)
-            entries.append((np.tile(inner.ravel(), n), np.sort(at, axis=None), at.ravel()))
-            log_det -= 2.0 * n * np.sum(np.log(np.diagonal(lower[f])))
-        value, row, column = (np.concatenate(a) for a in zip(*entries, strict=True))
-        return PriorPrecision(value, row, column, float(log_det))
-
-    def seen(self, rows):
-        """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1."""
         known = rows.known(self.n_named)
         of = rows.designs, np.where(known, rows.codes, -1).T, self.n_levels
         beyond = effect_columns(len(rows.X), *of, self.local)
@@ -284,7 +277,7 @@ class EffectPlaces(NamedTuple):
         if self.local is not None:
             at = known[:, self.local]
             place[at] = self.order[rows.codes[at, self.local]]
-        return SharedRows(rows.X, beyond), place
+        return in_scales(SharedRows(rows.X, beyond), self.shared(scales)), place
 
 
 class LocalPart(NamedTuple):
@@ -360,13 +353,12 @@ class LocalPart(NamedTuple):
         return effect.T @ effect + inner + within.sum(0) - len(effect) * np.eye(len(inner))
 
 
-def _weighted(weight, columns):
-    """Return weights, (n,) or a matrix (n, n), times dense or sparse columns."""
-    if weight.ndim > 1:
-        return weight @ columns
-    if isinstance(columns, np.ndarray):
-        return weight[:, None] * columns
-    return with_data(columns, columns.data * np.repeat(weight, np.diff(columns.indptr)))
+def _gram(columns, weight):
+    """Return the dense columns' weight columns, for weights as in `weighted_gram`, not None."""
+    if weight.ndim == 1:
+        return weighted_gram(columns, weight)
+    within = columns.T @ (weight @ columns)
+    return within if isinstance(within, np.ndarray) else within.toarray()
 
 
 def _dots(held, rows, group):
@@ -418,6 +410,12 @@ class Layout(NamedTuple):
     order: np.ndarray
     small: list[SmallGroups]
     plain: SharedRows
+
+    def scaled(self, lowers):
+        """Return the layout of shared effects in units of their scales, as `in_scales` has it."""
+        small = [own._replace(shared=in_scales(own.shared, lowers)) for own in self.small]
+        rows, plain = in_scales(self.rows, lowers), in_scales(self.plain, lowers)
+        return self._replace(rows=rows, plain=plain, small=small)
 
     @property
     def n_plain(self):

@@ -193,23 +193,17 @@ def join_levels(told):
 
     The levels of part k of factor f are numbers where[k][f], in the order the worker sees them.
     """
-    levels, sizes = [], []
-    where: list[list[Any]] = [[] for _ in told]
+    levels, sizes, where = [], [], []
     for f in range(len(told[0].labels)):
-        every = [np.asarray(t.labels[f]) for t in told]
-        known, code = _factors.numbered_levels(objects([g for own in every for g in own.tolist()]))
-        ends = np.cumsum([len(own) for own in every])
-        free = len(known)
-        for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):
-            unnamed = len(t.sizes[f]) - len(own)
-            where[k].append(np.r_[own, np.arange(free, free + unnamed)])
-            free += unnamed
-        total = np.zeros(free)
-        for at, t in zip(where, told, strict=True):
-            total[at[f]] += t.sizes[f]
+        each, every = [t.sizes[f] for t in told], []
+        for t in told:  # those without a name come last
+            named = np.asarray(t.labels[f]).tolist()
+            every += named + [None] * (len(t.sizes[f]) - len(named))
+        known, code = _factors.numbered_levels(objects(every))
         levels.append(known)
-        sizes.append(total)
-    return levels, sizes, where
+        sizes.append(np.bincount(code, weights=np.concatenate(each)))
+        where.append(np.split(code, np.cumsum([len(size) for size in each])[:-1]))
+    return levels, sizes, [[own[k] for own in where] for k in range(len(told))]
 
 
 # Few large partitions are as accurate as many small ones and several times faster; 50 are those of
@@ -267,15 +261,12 @@ def sites_of_raw(n_rows, levels, n_levels, where):
     """
     if not levels:
         return np.repeat(np.arange(len(n_rows)), n_rows)
-    groups = [own[0] for own in where]
-    if sum(map(len, groups)) > n_levels[0]:
+    code, sizes = np.concatenate([own[0] for own in where]), [len(own[0]) for own in where]
+    if len(code) > n_levels[0]:
         raise ValueError(
             "a group has rows in more than one partition; give whole groups to a partition."
         )
-    site = np.empty(n_levels[0], dtype=int)
-    for k, own in enumerate(groups):
-        site[own] = k
-    return site[: len(levels[0])]
+    return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(code)][: len(levels[0])]
 
 
 def _n_sites(est, draws, total_weight, n_groups):

@@ -57,17 +57,17 @@ class NodePosterior(NamedTuple):
 
     def effects(self):
         """Return (means, variances), both (L_f, q_f), of the effects of each factor."""
-        p, out = self.places, []
+        p, spans, out = self.places, self.places.shared_spans(), []
         means = self.effects_of(self.mean[None], self.local.given(self.mean)[None])
-        variances = self.effects_of(np.sum(self.root**2, axis=0)[None], None)
-        for f, n in enumerate(p.n_named):
+        for f, (n, scale) in enumerate(zip(p.n_named, self.scales, strict=True)):
             if f == p.local:
-                scale, lower = self.scales[f], self.local.lower
+                lower = self.local.lower
                 own = np.sum(forward(lower, np.broadcast_to(scale.T, lower.shape)) ** 2, axis=1)
                 across = np.einsum("ab,jbc,ac->ja", scale, self.local.explained(self.root), scale)
                 var = (own + across)[p.order]
             else:
-                var = variances[f][0]
+                halves = self.root[:, spans[f]].reshape(-1, p.n_levels[f], len(scale))
+                var = np.sum((halves @ scale.T) ** 2, axis=0)
             out.append((means[f][0, :n], var[:n]))
         return out
 
@@ -85,7 +85,7 @@ class NodePosterior(NamedTuple):
 
     def at_rows(self, rows):
         """Return means and variances (n,) of the linear predictor."""
-        shared, place = self.places.seen(rows)
+        shared, place = self.places.seen(rows, self.scales)
         mean, cov = self.mean, self.root.T @ self.root
         z, var = shared @ mean, shared.variances(cov)
         if self.places.local is not None:
@@ -97,7 +97,7 @@ class NodePosterior(NamedTuple):
 
     def apart(self, rows):
         """Return means, root z (n, S), and for each factor the root of what is its own (n, q)."""
-        shared, place = self.places.seen(rows)
+        shared, place = self.places.seen(rows, self.scales)
         dense, own = shared.full(), rows.unseen(self.places.n_named, self.scales)
         mean = np.zeros(len(dense))
         if self.places.local is not None:
@@ -136,8 +136,9 @@ class NodePosterior(NamedTuple):
         p = self.places
         out: list[Any] = [None] * len(p.n_effects)
         for f, span in p.shared_spans().items():
-            out[f] = b[:, span].reshape(len(b), p.n_levels[f], p.n_effects[f])
-        if u is not None and p.local is not None:
+            white = b[:, span].reshape(len(b), p.n_levels[f], p.n_effects[f])
+            out[f] = white @ self.scales[f].T
+        if p.local is not None:
             out[p.local] = (u @ self.scales[p.local].T)[:, p.order]
         return out
 
@@ -273,11 +274,11 @@ class GroupPosterior(EffectsMixture):
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
-        (X, designs, codes), prior = rows, self.places.prior_at(node.scales)
+        (X, designs, codes), prior = rows, self.places.prior
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (prior.log_det - prior.squares(b) - np.sum(u**2, (1, 2)))
+        log_joint = 0.5 * (np.sum(np.log(prior)) - b**2 @ prior - np.sum(u**2, (1, 2)))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 

@@ -7,9 +7,16 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.gaussian import row_blocks
-from .._estimator.checks import check_choice, checked_weights
+from .._estimator.checks import check_choice, checked_weights, validated
 from .._estimator.latents import is_joint
-from .._estimator.tables import array_of, in_memory, is_table, label_table, objects
+from .._estimator.tables import (
+    array_of,
+    check_columns,
+    in_memory,
+    is_table,
+    label_table,
+    objects,
+)
 from . import _factors
 from ._layout import RowsToPredict
 
@@ -52,7 +59,7 @@ def _split(est, X, groups):
     if groups is not None and not columns.factors:
         raise ValueError("groups were given, but the model was fitted without groups.")
     if not columns.taken:
-        X = validate_data(est, X, reset=False, dtype=np.float64)
+        X = validated(est, X, reset=False, dtype=np.float64)
         if groups is None:
             return X, None
         groups = array_of(groups) if is_table(groups) else groups
@@ -72,6 +79,7 @@ def _split(est, X, groups):
         )
     validate_data(est, X, reset=False, skip_check_array=True)
     X = _factors.take_labels(table, columns.taken)
+    check_columns(X)
     return check_array(X, dtype=np.float64, ensure_min_features=0), table
 
 

@@ -69,10 +69,8 @@ def factors(theta, n_effects):
 
 def scales(theta, n_effects):
     """Return the sds (..., Q) of all effects, factor by factor, for theta (..., T)."""
-    if not n_effects:
-        return np.zeros(theta.shape)
     parts = [np.sqrt(np.sum(lower**2, axis=-1)) for lower in factors(theta, n_effects)]
-    return np.concatenate(parts, axis=-1)
+    return np.concatenate([theta[..., :0], *parts], axis=-1)
 
 
 def quantiles(average, n_effects, levels):
@@ -80,15 +78,17 @@ def quantiles(average, n_effects, levels):
     return average.smooth.quantiles(levels, partial(scales, n_effects=n_effects))
 
 
-def slope(theta, q, moment):
-    """Return the derivatives (T,) of a log evidence in the coordinates of one factor.
+def slope(theta, n_effects, moments):
+    """Return the derivatives (T,) of a log evidence in the coordinates of all factors.
 
-    moment (q, q) is the sum over levels of E uu' - I, u being the effects in units of L. At a fixed
-    point of the sites there is no other term.
+    The moment (q, q) of a factor is the sum over levels of E uu' - I, u being the effects in units
+    of L. At a fixed point of the sites there is no other term.
     """
-    lower, slopes = factor(theta, q), tangent(theta, q)
-    relative = np.linalg.solve(np.broadcast_to(lower, slopes.shape), slopes)
-    return np.einsum("tab,ba->t", relative, moment)
+    out = [np.zeros(0)]
+    for own, q, moment in zip(spans(n_effects), n_effects, moments, strict=True):
+        relative = np.linalg.solve(factor(theta[own], q), tangent(theta[own], q))
+        out.append(np.einsum("tab,ba->t", relative, moment))
+    return np.concatenate(out)
 
 
 # Passes over the sites at one theta. Few are taken: with 30 two nodes of 73 tables had not settled,

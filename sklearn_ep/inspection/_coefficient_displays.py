@@ -275,12 +275,14 @@ class CoefficientIntervalDisplay(drawing.Display):
         ------
         ValueError
             If the number of names is not that of the coefficients, or `sort`, `top` or
-            `class_index` is none of the above.
+            `class_index` is none of the above. If there are no coefficients but those of groups.
         """
         model = drawing.step_with(estimator, "coef_std_", "linear model of this package")
         drawing.check_index("class_index", class_index, len(np.atleast_2d(model.coef_)))
         mean = np.atleast_2d(model.coef_)[class_index]
         std = np.atleast_2d(model.coef_std_)[class_index]
+        if not len(mean):
+            raise ValueError("there is nothing to draw: the model has no column besides groups.")
         names = _names_of_coefficients(estimator, len(mean), class_index, feature_names)
         interval = model.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
         drawn = drawing.strongest(dict(mean=mean, sd=std, interval=interval, name=names), top, sort)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn import get_config
 from sklearn.model_selection import cross_val_predict
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
@@ -14,7 +15,14 @@ from .._estimator.summary import Table
 from ._drawing import step_with
 
 
-def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) -> Any:
+def review_list(
+    estimator: Any,
+    X: RowsLike,
+    y: ArrayLike,
+    *,
+    cv: Any = None,
+    groups: ArrayLike | None = None,
+) -> Any:
     """List the training rows by the probability that their label is wrong.
 
     Parameters
@@ -30,6 +38,9 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
     cv : int, splitter or None, default=None
         Folds for the probabilities of the given labels, with one more fit for each fold. None takes
         `loo_proba_` of the fit, which costs nothing.
+    groups : array-like of shape (n,), default=None
+        Group labels for a splitter that keeps groups together, such as `GroupKFold`; only with
+        `cv`.
 
     Returns
     -------
@@ -47,7 +58,7 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
         If the estimator has no `predict_proba`.
     ValueError
         If the classifier has no `loo_proba_` and `cv` is None, if it was fitted to another number
-        of rows, or if y has labels that were not in the fit.
+        of rows, or if y has labels that were not in the fit. If groups come without `cv`.
 
     Notes
     -----
@@ -76,10 +87,15 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
     y = np.asarray(y)
     check_seen(estimator.classes_, y)
     name, place = type(model).__name__, np.searchsorted(estimator.classes_, y)
+    if cv is None and groups is not None:
+        raise ValueError("groups is for a splitter: give cv, such as GroupKFold(5).")
     if cv is None:
         given, proba = leave_one_out(name, estimator, y), estimator.predict_proba(X)
     else:
-        proba = cross_val_predict(estimator, X, y, cv=cv, method="predict_proba")
+        told: Any = {"groups": groups}
+        if get_config()["enable_metadata_routing"]:
+            told = {"params": {} if groups is None else told}
+        proba = cross_val_predict(estimator, X, y, cv=cv, method="predict_proba", **told)
         given = proba[np.arange(len(y)), place]
     wrong = getattr(model, "noise_proba_", 1.0 - given)
     check_rows_of_fit(name, len(wrong), y)

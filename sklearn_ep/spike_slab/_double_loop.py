@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from .._engine.contracts import require
-from .._engine.gaussian import ImproperPosterior, add_to_diagonal, checked_cholesky, cholesky_solve
+from .._engine.gaussian import add_to_diagonal, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._energy import ROUNDING, SMALLEST_SITE, gaussian_fisher
 
 # Newton steps of one inner solve, four to eight as a rule.
 NEWTON_STEPS = 40
-# Scaled gradient at which an inner problem counts as solved: the energy then falls monotonically.
-_SOLVED = 1e-9
 _AT_BOUND = 1.0 + 1e-6  # times a bound, rounding left out: a site up to there rests on it
 
 
@@ -50,12 +48,9 @@ class _Saddle:
     def maximise(self, sites, marginal):
         """Solve the inner problem from `sites`, by projected Newton steps uphill."""
         sites = self._within_bounds(sites, marginal)
-        scale = np.stack([np.sqrt(marginal[1]), marginal[1]])
         energy, gradient, state, tilted = self.value(sites, marginal)
         for _ in range(NEWTON_STEPS):
             free = self.free(sites, gradient, marginal)
-            if np.max(np.abs(gradient * scale), where=free, initial=0.0) < _SOLVED:
-                break
             moves = self._newton_step(gradient, free, state, tilted)
             if 0 <= np.sum(gradient * moves[0]) < ROUNDING * (1 + abs(energy)):
                 break
@@ -94,12 +89,8 @@ class _Saddle:
         size = 1.0 / np.sqrt(np.diagonal(fisher)[index])
         part = size[:, None] * fisher[np.ix_(index, index)] * size
         add_to_diagonal(part, 1e-12)
-        try:
-            lower = checked_cholesky(part)
-        except ImproperPosterior:
-            return uphill, uphill
         right = size * gradient.ravel()[index]
-        move[index] = size * cholesky_solve(lower, right)
+        move[index] = size * cholesky_solve(checked_cholesky(part), right)
         return move.reshape(2, -1), uphill
 
 

@@ -31,6 +31,9 @@ from .._engine.schedule import JointMarginals, towards
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
 LOW_SITE = 1e-2  # sites below enter the posterior by its second step
+# Largest variance of a column, in slab variances: one plus slab variance times precision of the
+# cavity that matches it is the inverse, of which digits are left.
+_LARGEST_VARIANCE = 1e12
 
 
 @dataclass
@@ -51,6 +54,8 @@ class EPEnergy:
         """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper."""
         low = LOW_SITE / self.factor.slab_variance
         marginals = self.model.marginals(sites[1], sites[0], self.noise, low)
+        if not np.all(marginals.var <= _LARGEST_VARIANCE * self.factor.slab_variance):
+            raise ImproperPosterior("a column has no posterior to double precision")
         return EnergyState(self, sites, marginals)
 
     def with_parameters(self, h):

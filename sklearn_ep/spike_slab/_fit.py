@@ -177,7 +177,7 @@ def ep_attributes(plan, monitor):
         mode = runs.tested(mode)
         runs = replace(runs, top=mode.objective)
         bounds = space.bounds(problem.factor.n_indicators(len(best.state.mean)))
-        average = _about_mode(runs, mode, bounds, plan.n_jobs, monitor)
+        average = _about_mode(runs, mode, bounds, plan.settings.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
     parts = [CoefficientPosterior.of(units, node.payload.state) for node in average.nodes]
@@ -206,7 +206,7 @@ def _points(plan, problem, sites, monitor):
     """Runs of the starts at final hyperparameters, the best one again for the monitor."""
     settings, seeds = plan.settings, plan.start_seeds
     if len(seeds) > 1:
-        runs = explore(problem, settings, seeds, sites=sites, n_jobs=plan.n_jobs)
+        runs = explore(problem, settings, seeds, sites=sites)
         k = max(range(len(runs)), key=lambda k: (runs[k].converged, runs[k].log_evidence))
         best = run_start(problem, settings, k, seeds[k], sites=sites, monitor=monitor)
         return [best, *distinct(runs, problem.factor.slab_variance)[1:]]

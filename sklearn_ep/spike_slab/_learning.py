@@ -19,13 +19,14 @@ dense start, whose sum is Gaussian.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_expit, logsumexp
+from sklearn.utils import Bunch
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
@@ -34,7 +35,7 @@ from ._energy import descend, regular_ep
 from ._hyperparameters import completed_curvature, em_target
 from ._linear_model import BLOCK_BYTES
 from ._model_law import ModelLaw
-from ._runs import SWEEPS, annealed, ep_level, prior_sites, proper_state
+from ._runs import SWEEPS, annealed, ep_level, ep_sweeps, prior_sites, proper_state
 
 
 class _Learning(NamedTuple):
@@ -148,12 +149,12 @@ class EvidenceSearch:
     def __init__(self, plan, told):
         self.problem, self.space, self.prior = plan.problem, plan.space, plan.prior
         self.settings, self.seed, self.wary = plan.settings, plan.evidence_seed, plan.integrates
-        self.fractions, self.told = plan.noise_starts, told
+        self.fractions, self.told = list(plan.settings.noise_starts), told
         self.asked = self.doubt = False
         # every start is searched where that is cheap
         self._all = self.problem.model.X.size <= _LEARNING.search_all
         damping = min(self.settings.damping, _LEARNING.coarse_damping)
-        self._coarsely = replace(self.settings, damping=damping)
+        self._coarsely = Bunch(**self.settings | {"damping": damping})
 
     def learn(self, warm):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
@@ -257,7 +258,7 @@ class EvidenceSearch:
         """
         h, sites = place.h, place.state.sites
         margin = _LEARNING.hopeless * self.problem.n_rows
-        few = dict(max_iter=SWEEPS - 1, tol=0.0, energies=False, **self._coarsely.sweeps)
+        few = dict(max_iter=SWEEPS - 1, tol=0.0, energies=False, **ep_sweeps(self._coarsely))
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:

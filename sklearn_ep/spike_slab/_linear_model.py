@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from .._engine import gaussian
 
@@ -53,8 +52,7 @@ class LinearModel:
 
     def mean_square(self, total):
         """Mean square of the entries of X for `total` rows, repetition counted."""
-        parts = (self.X[:, b] for b in column_blocks(self.X))
-        return sum(np.einsum("ij,ij->", x, x) for x in parts) / (total * self.X.shape[1])
+        return np.einsum("ij,ij->", self.X, self.X) / (total * self.X.shape[1])
 
     @cached_property
     def _sizes(self):
@@ -97,7 +95,7 @@ class LinearModel:
 
         With many columns sites of precision below `floor` are put in by the second step. Raises
         ImproperPosterior if the posterior precision is not positive definite. O(d^3), or O(n^2 d)
-        with memory for one block of columns.
+        with memory for one block of columns and a row (d,) for each of these sites.
         """
         kind = DenseMarginals if self.dense else LowRankMarginals
         return kind(self, precision, shift, noise, floor)
@@ -155,21 +153,17 @@ def _floored(precision, floor, n):
     return low, np.maximum(precision, floor)
 
 
-def _places(some, index):
-    """Return which of some numbers are in the sorted `index`, and their places there."""
-    place = np.minimum(np.searchsorted(index, some), len(index) - 1)
-    inside = np.flatnonzero(index[place] == some)
-    return inside, place[inside]
-
-
 class LowRankMarginals:
-    """Posterior through the n x n matrix C and a correction for small and negative sites."""
+    """Posterior through the n x n matrix C and a correction for small and negative sites.
+
+    The covariance is S0 + gain'gain: S0 that of the floored sites, by C, and gain a row for each
+    low site, of which there are few.
+    """
 
     def __init__(self, model, precision, shift, noise, floor):
         self._X, self.noise = model.X, noise
         low, floored = _floored(precision, floor, len(model.X))
-        self._low, self._scale = low, 1.0 / floored
-        scale = self._scale
+        self._scale = scale = 1.0 / floored
         C = np.diag(np.full(len(model.X), noise))
         for _, part in self._scaled_columns():
             C += part @ part.T
@@ -179,16 +173,14 @@ class LowRankMarginals:
         gaussian.invert_triangular(self._root)
         prior_mean = scale * shift
         gap = model.y - model.X @ prior_mean
-        self._dual = self._root.T @ (self._root @ gap)
-        self.mean = prior_mean + scale * (model.X.T @ self._dual)
-        if low.size:
-            self._prepare(floored[low] - precision[low])
-        self.var = scale * (1.0 - self._sweep())
+        dual = self._root.T @ (self._root @ gap)
+        self.mean = prior_mean + scale * (model.X.T @ dual)
+        along = self._correct(low, floored[low] - precision[low])
+        self.mean += along @ self._gain
+        self.var = self._variances()
         if not np.all(self.var > 0):
             raise gaussian.ImproperPosterior("rounding errors exceed a posterior variance")
-        self.residual = noise * self._dual
-        if low.size:  # X times the correction, without forming X mean
-            self.residual -= noise * (self._root.T @ (self._half_low @ self._dual_low))
+        self.residual = noise * dual - along @ self._image
         self.squared_error = self.residual @ self.residual + model.rest
         self.data_term = model.y @ self.residual + model.rest
 
@@ -198,86 +190,58 @@ class LowRankMarginals:
         for block in column_blocks(self._X):
             yield block, self._X[:, block] * root[block]
 
-    def _prepare(self, lack):
-        """Second step: subtract `lack` from the floored precisions of the low sites."""
-        low, scale = self._low, self._scale
-        self._half_low = gaussian.lower_times(self._root, self._X[:, low] * scale[low])
-        B = -self._half_low.T @ self._half_low
-        gaussian.add_to_diagonal(B, scale[low])
-        M = np.diag(1.0 / lack) - B
-        self._lower_low = gaussian.checked_cholesky(M)
-        self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
-        self._dual_low = gaussian.cholesky_solve(self._lower_low, self.mean[low])
+    def _correct(self, low, lack):
+        """Second step: subtract `lack` from the floored precisions of the low sites.
 
-    def _sweep(self):
-        """Relative reduction of the prior variance of each coefficient; completes the mean."""
+        Makes the gain and its image under X. Returns what times the gain is the step of the mean.
+        """
+        half = self._root @ (self._X[:, low] * self._scale[low])
+        dual = half.T @ self._root
+        cov = -(dual @ self._X) * self._scale  # of the low columns and all, before this step
+        cov[np.arange(len(low)), low] += self._scale[low]
+        lower = gaussian.checked_cholesky(np.diag(1.0 / lack) - cov[:, low])
+        self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(lower)).sum()
+        self._gain = gaussian.triangular_solve(lower, cov)
+        # X times the columns of S0 is s2 C^-1 X[:, low] scale, without rounding errors of S0
+        self._image = gaussian.triangular_solve(lower, self.noise * dual)
+        return gaussian.triangular_solve(lower, self.mean[low])
+
+    def _variances(self):
         reduction = np.empty(len(self._scale))
         for index, part in self._scaled_columns():
             half = gaussian.lower_times(self._root, part)
             reduction[index] = np.einsum("ij,ij->j", half, half)
-            if self._low.size:
-                self._correct(np.arange(len(reduction))[index], half, reduction)
-        return reduction
-
-    def _correct(self, index, half, reduction):
-        """Add what the low sites contribute to the columns `index`, in increasing order."""
-        scale = self._scale[index]
-        cross = -(self._half_low.T @ half) * np.sqrt(scale)
-        inside, place = _places(self._low, index)
-        cross[inside, place] += self._scale[self._low[inside]]
-        gain = gaussian.triangular_solve(self._lower_low, cross)
-        reduction[index] -= np.einsum("ij,ij->j", gain, gain) / scale
-        self.mean[index] += cross.T @ self._dual_low
+        return self._scale * (1.0 - reduction) + np.einsum("ij,ij->j", self._gain, self._gain)
 
     @cached_property
     def trace(self):
         """Trace of X Sigma X' for all columns."""
-        root = self._root
-        total = self.noise * (len(root) - self.noise * np.einsum("ij,ij->", root, root))
-        if self._low.size:
-            # X times the columns of the correction: X Sigma0[:, low] = s2 C^-1 X[:, low] scale
-            image = self.noise * (root.T @ self._half_low)
-            gain = gaussian.triangular_solve(self._lower_low, image.T)
-            total += np.einsum("ij,ij->", gain, gain)
-        return total
+        root, image = self._root, self._image
+        first = self.noise * (len(root) - self.noise * np.einsum("ij,ij->", root, root))
+        return first + np.einsum("ij,ij->", image, image)
 
     def left_of_noise(self, direction, share):
         """Return the diagonal of P (1 - X Sigma X' / noise) P, P = 1 - share direction direction'.
 
-        O(n^2), and O(n^2 k) where k sites are low.
+        O(n^2), and O(n k) where k sites are low.
         """
-        root = np.sqrt(self.noise) * self._root
+        root, image = np.sqrt(self.noise) * self._root, self._image / np.sqrt(self.noise)
         root -= np.outer(root @ direction, share * direction)
-        left = np.einsum("ij,ij->j", root, root)
-        if self._low.size:
-            image = np.sqrt(self.noise) * (self._root.T @ self._half_low)
-            image -= np.outer(share * direction, direction @ image)
-            gain = gaussian.triangular_solve(self._lower_low, image.T)
-            left -= np.einsum("ij,ij->j", gain, gain)
-        return left
+        image -= np.outer(image @ direction, share * direction)
+        return np.einsum("ij,ij->j", root, root) - np.einsum("ij,ij->j", image, image)
 
     def block(self, index):
         """Posterior covariance of some coefficients, O(n^2 k + n k^2)."""
         half = gaussian.lower_times(self._root, self._X[:, index] * self._scale[index])
-        cov = -half.T @ half
+        gain = self._gain[:, index]
+        cov = gain.T @ gain - half.T @ half
         gaussian.add_to_diagonal(cov, self._scale[index])
-        if self._low.size:
-            cross = -self._half_low.T @ half
-            at, place = _places(index, self._low)
-            cross[place, at] += self._scale[index[at]]
-            gain = gaussian.triangular_solve(self._lower_low, cross)
-            cov += gain.T @ gain
         return cov
 
     def _images(self, A):
-        """Scaled rows of A with their two triangular images, for covariances."""
+        """Scaled rows of A with their two images, for covariances."""
         scaled = A * self._scale
-        half = self._root @ (self._X @ scaled.T)
-        if not self._low.size:
-            return scaled, half, np.zeros((0, len(A)))
-        cross = scaled[:, self._low].T - self._half_low.T @ half
-        gain = gaussian.triangular_solve(self._lower_low, cross)
-        return scaled, half, gain
+        return scaled, self._root @ (self._X @ scaled.T), self._gain @ A.T
 
     def covariance(self, A, B=None):
         """A Sigma B' for rows of A and B, or its diagonal for B None; O(n d) a row."""
@@ -291,15 +255,8 @@ class LowRankMarginals:
 
     def times(self, A):
         """Rows of A times the covariance, O(n d) each."""
-        out = A * self._scale
-        half = self._root @ (self._X @ out.T)
-        out -= self._scale * ((self._root.T @ half).T @ self._X)
-        if self._low.size:
-            gain = gaussian.cholesky_solve(self._lower_low, out[:, self._low].T)
-            out[:, self._low] += self._scale[self._low] * gain.T
-            image = self._root.T @ (self._half_low @ gain)
-            out -= self._scale * (image.T @ self._X)
-        return out
+        scaled, half, gain = self._images(A)
+        return scaled - self._scale * ((self._root.T @ half).T @ self._X) + gain.T @ self._gain
 
     def draw(self, n_samples, rng):
         """Return draws (n_samples, d), O(n d) each (Bhattacharya et al. 2016).
@@ -310,11 +267,5 @@ class LowRankMarginals:
         u = rng.standard_normal((n_samples, d)) * np.sqrt(self._scale)
         e = rng.standard_normal((n_samples, n)) * np.sqrt(self.noise)
         dual = self._root.T @ (self._root @ (e - u @ self._X.T).T)
-        out = self.mean + u + self._scale * (dual.T @ self._X)
-        if self._low.size:
-            xi, root = rng.standard_normal((n_samples, self._low.size)), self._lower_low
-            weight = solve_triangular(root, xi.T, lower=True, trans="T", check_finite=False)
-            out[:, self._low] += self._scale[self._low] * weight.T
-            image = self._root.T @ (self._half_low @ weight)
-            out -= self._scale * (image.T @ self._X)
-        return out
+        first = self.mean + u + self._scale * (dual.T @ self._X)
+        return first + rng.standard_normal((n_samples, len(self._gain))) @ self._gain

@@ -31,22 +31,6 @@ LEAST_SITE = 1e-3  # in slab precisions: next to flat, warm sites are lifted to 
 
 
 @dataclass
-class RunSettings:
-    """What the user asks of a run."""
-
-    algorithm: str
-    damping: float
-    max_iter: int
-    tol: float
-    schedule: str = "parallel"
-
-    @property
-    def sweeps(self):
-        """How a sweep of EP goes, as arguments of `regular_ep`."""
-        return dict(damping=self.damping, in_turn=self.schedule == "sequential")
-
-
-@dataclass
 class Run:
     """Outcome of a run; `state` is where it ended, `used` the algorithm that ended it."""
 
@@ -64,6 +48,11 @@ class Run:
     def log_evidence(self):
         """EP approximation of log p(y)."""
         return -self.state.energy
+
+
+def ep_sweeps(settings):
+    """Return how a sweep of EP goes, as arguments of `regular_ep`."""
+    return dict(damping=settings.damping, in_turn=settings.schedule == "sequential")
 
 
 def prior_sites(problem):
@@ -113,7 +102,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         return _outcome(double_loop(proper_state(problem, sites), **limits), trace, "double_loop")
     if settings.algorithm == "ep":
         sites = _lifted(problem, sites)
-        return _outcome(regular_ep(problem, sites, **settings.sweeps, **limits), trace, "ep")
+        return _outcome(regular_ep(problem, sites, **ep_sweeps(settings), **limits), trace, "ep")
     if settings.algorithm == "auto" and cold:
         sites = _anneal(problem, settings, sites, start, trace)
         if trace.asked:
@@ -121,7 +110,7 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
         if start != "descent":
             left = settings.max_iter - trace.n_iter
             limits["max_iter"] = min(left, TAIL)
-            out = regular_ep(problem, sites, **settings.sweeps, **limits)
+            out = regular_ep(problem, sites, **ep_sweeps(settings), **limits)
             if out.converged or trace.asked or left <= TAIL:
                 return _outcome(out, trace, "ep")
             sites = out.x
@@ -151,7 +140,7 @@ def ep_level(settings, trace=None, budget=np.inf):
             return None
         watch = dict(monitor=SILENT if trace is None else trace, energies=trace is not None)
         limits = dict(max_iter=SWEEPS, tol=settings.tol)
-        return regular_ep(problem, sites, **limits, **settings.sweeps, **watch).x
+        return regular_ep(problem, sites, **limits, **ep_sweeps(settings), **watch).x
 
     return sweep
 
@@ -186,7 +175,7 @@ def _other_sites(problem, settings, k, seed):
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
         sites = annealed(problem, prior_sites(problem), ep_level(settings), highest)
     limits = dict(max_iter=TAIL, tol=settings.tol, energies=False)
-    return regular_ep(problem, sites, **limits, **settings.sweeps).x
+    return regular_ep(problem, sites, **limits, **ep_sweeps(settings)).x
 
 
 def run_start(problem, settings, k, seed, *, sites=None, monitor=SILENT):
@@ -202,10 +191,11 @@ def run_start(problem, settings, k, seed, *, sites=None, monitor=SILENT):
     return run(problem, settings, sites=sites, monitor=monitor)
 
 
-def explore(problem, settings, seeds, *, sites=None, n_jobs=None):
+def explore(problem, settings, seeds, *, sites=None):
     """Run one start a seed, each a task for joblib; return the runs in the order of the starts."""
     begin = partial(run_start, sites=sites)
-    return Workers(n_jobs)([(begin, problem, settings, k, seed) for k, seed in enumerate(seeds)])
+    tasks = [(begin, problem, settings, k, seed) for k, seed in enumerate(seeds)]
+    return Workers(settings.n_jobs)(tasks)
 
 
 def distinct(runs, slab_variance):

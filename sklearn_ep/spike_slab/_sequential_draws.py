@@ -92,17 +92,13 @@ class SequentialDraws:
         return self.factor.spread(np.arange(self.factor.n_indicators(len(self.inclusion))))
 
     def _without(self, rest):
-        """Return Q of some columns, those that are missing zero; None without columns."""
-        if not rest.size:
-            return None
+        """Return Q of some columns, those that are missing zero."""
         model = LinearModel(self.model.X[:, rest], self.model.y)
         floor = LOW_SITE / self.factor.slab_variance
         return model.marginals(self.sites[1, rest], self.sites[0, rest], self.noise, floor)
 
     def _shifted(self, q, rest, fitted):
         """Means (S, len(rest)) where the missing columns explain `fitted` (S, n)."""
-        if q is None:
-            return np.zeros((len(fitted), 0))
         return q.mean - q.times((fitted @ self.model.X[:, rest]) / self.noise)
 
     # ------------------------------------------------------------------------ parts of a draw
@@ -171,10 +167,8 @@ class SequentialDraws:
         With noise and the columns of `rest` integrated out, responses have an inverse covariance.
         """
         X, own = self.model.X[:, rest], self.model.X[:, index]
-        gap, inverse = self.model.y - fitted, np.eye(len(X))
-        if q is not None:
-            gap = gap - self._shifted(q, rest, fitted) @ X.T
-            inverse -= q.covariance(X, X) / self.noise
+        gap = self.model.y - fitted - self._shifted(q, rest, fitted) @ X.T
+        inverse = np.eye(len(X)) - q.covariance(X, X) / self.noise
         left, size, right = np.linalg.svd(own, full_matrices=False)
         half = left * size
         value, basis = np.linalg.eigh(half.T @ inverse @ half / self.noise)

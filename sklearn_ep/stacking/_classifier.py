@@ -158,9 +158,11 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Posterior standard deviation of the weights.
     loo_proba_ : ndarray of shape (n,)
         Probability that the mixture gives to the label of each row when the row is left out, with
-        the weights kept; nan for rows of weight zero, and where a part has none.
+        the weights kept; nan for rows of weight zero, where a part has none, and where a class is
+        in no row that a fold of `cv` is predicted from.
     log_score_ : float
-        Mean log of `loo_proba_`, weighted: an estimate of minus the log loss on new rows.
+        Mean log of `loo_proba_` where it is known, weighted: an estimate of minus the log loss on
+        new rows.
     part_log_scores_ : ndarray of shape (n_parts,)
         The same of each part.
     n_features_in_ : int
@@ -303,7 +305,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         tasks = [(fit_part, name, part, X, y, sample_weight, cv) for name, part in named]
         parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
         proba = np.array(each)
-        # sampled variances leave some rows of a part no cavity: they weigh no part
+        # sampled variances leave some rows of a part no cavity, and folds some rows without others
+        # of their class: they weigh no part
         seen &= ~np.any(np.isnan(proba), axis=0)
         if not np.any(seen):
             raise ValueError("no row has a leave-one-out probability of every part: set cv=5.")

@@ -185,7 +185,8 @@ def _asking(step):
 def fit_part(name, part, X, y, sample_weight, cv):
     """Return a fitted copy of a part and the probabilities (n,) of labels that are left out.
 
-    One row is left out at a time, or a fold of `cv`.
+    One row is left out at a time, or a fold of `cv`. A row has none (nan) whose class is in no row
+    that its fold is predicted from: a probability of zero would say nothing of the part.
     """
     weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
     with warnings.catch_warnings():  # the stack itself has told of weights
@@ -198,7 +199,10 @@ def fit_part(name, part, X, y, sample_weight, cv):
                 f"the part {name!r} has no predict_proba: wrap it in CalibratedClassifierCV."
             )
         proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
-    return fitted, proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
+    own = proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
+    for train, test in cv:
+        own[test] = np.where(np.isin(y[test], y[train]), own[test], np.nan)
+    return fitted, own
 
 
 def proba_intervals(names, parts, weights, X, level):

@@ -12,6 +12,8 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import BayesianRidge, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from sklearn_ep import (
@@ -547,3 +549,18 @@ def test_a_learner_prints_where_it_stands():
     assert f"&lt;no&gt;: {n_no}" in learner._repr_html_()
     regressor = Learner(ConvexVariationalRegressor(), X, X[:, 0])
     assert "rows labelled\nstrategy" in repr(regressor)
+
+
+def test_a_pipeline_learns_from_labels_between_refits():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2)) * [1.0, 30.0]
+    y = np.where(X[:, 0] + X[:, 1] / 30 > 0, "yes", "no")
+    pipe = make_pipeline(StandardScaler(), EPGaussianProcessClassifier(hyperparameters="mode"))
+    known = np.where(np.arange(60) < 14, y, None)
+    learner = Learner(pipe, X, known)
+    before, rows = learner.predict_proba(), learner.ask(2)
+    learner.tell(rows, y[rows])
+    assert learner.history_[-1]["n_labels"] == 14
+    assert learner.expected_gain_ > 0.0
+    updated, refitted = learner.predict_proba(), learner.refit().predict_proba()
+    assert np.abs(updated - refitted).mean() < 0.7 * np.abs(before - refitted).mean()

@@ -1,5 +1,6 @@
 """More than two classes with one joint posterior of the coefficients."""
 
+import pickle
 import tracemalloc
 import warnings
 
@@ -272,6 +273,42 @@ def test_sampled_variances_are_close_to_exact_ones():
         np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=0.04)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
+def test_matrices_of_rows_and_of_coefficients_are_one_posterior(kind):
+    """Predictors of few rows say all that labels tell of the weights."""
+    X, y = toy(30, 3, d=40, seed=3)
+    weight = np.random.default_rng(0).integers(1, 4, 30) * 1.0
+    a, b = (
+        ConvexVariationalLogistic(solver=solver, tol=1e-8, max_iter=100)
+        for solver in ("primal", "dual")
+    )
+    a.fit(kind(X), y, sample_weight=weight), b.fit(kind(X), y, sample_weight=weight)
+    assert a.converged_ and b.converged_ and a.variance_method_ == b.variance_method_ == "exact"
+    close = dict(rtol=1e-6, atol=1e-6)
+    for name in ("coef_", "coef_std_", "log_evidence_", "effective_dof_", "loo_proba_"):
+        np.testing.assert_allclose(getattr(a, name), getattr(b, name), **close)
+    new = kind(2.0 * X[:9] + 1.0)
+    for method in ("predict_proba", "latent_mean_and_variance", "predict_proba_interval"):
+        np.testing.assert_allclose(getattr(a, method)(new), getattr(b, method)(new), **close)
+    rows = new, new[:5]
+    np.testing.assert_allclose(a.latent_covariance(*rows), b.latent_covariance(*rows), **close)
+    shown = X[:2] + 0.5, y[:2]
+    after = [e.condition_on(*shown).predict_proba(new) for e in (a, b)]
+    np.testing.assert_allclose(*after, **close)
+    kept = pickle.loads(pickle.dumps(b))
+    np.testing.assert_array_equal(kept.predict_proba(new), b.predict_proba(new))
+    draws = [e.sample_posterior(10_000, random_state=0)[..., :3] for e in (a, b)]
+    own, other = (np.cov(w.transpose(1, 0, 2).reshape(10_000, -1).T) for w in draws)
+    unit = np.sqrt(np.outer(np.diag(own), np.diag(own)))
+    assert np.abs((own - other) / unit).max() < 0.08  # 5.7 deviations
+
+
+def test_the_cheaper_matrix_is_that_of_fewer_numbers():
+    X, y = toy(60, 4, d=70, seed=3)
+    assert ConvexVariationalLogistic().fit(X, y).solver_ == "dual"
+    assert ConvexVariationalLogistic().fit(X[:, :4], y).solver_ == "primal"
+
+
 SLOW = pytest.mark.slow
 
 
@@ -298,9 +335,9 @@ def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight)
     assert abs(np.mean(est.coef_std_**2 / own) - 1) < 3 * error / np.sqrt(own.size)
     np.testing.assert_allclose(est.coef_std_**2, own, rtol=4.5 * error)
     between = np.einsum("nq,qp,mp->nm", B[:5], classes[:, 0, :, 2], B[5:9])
-    # by a matrix of the training rows, and by a system for each row
-    for most in (0, 3000):
-        monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_DUAL", most)
+    # by covariances of the training rows, and by a system for each row
+    for most in (0, 1000):
+        monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_ROWS", most)
         got = B[:5] @ spread.weights_with(B[5:9], 0, 2)
         np.testing.assert_allclose(got, between, rtol=1e-6, atol=1e-6)
         own = spread.weights_with(sp.csr_matrix(B[5:9]), 1, 1)
@@ -359,7 +396,7 @@ def test_sites_of_rows_are_those_of_all_their_copies():
     ids=["dense", "sparse"],
 )
 def test_many_coefficients_of_all_classes_need_no_matrix(kind, monkeypatch):
-    monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_WEIGHTS", 500)
+    monkeypatch.setattr("sklearn_ep.convex._parameters.Sizes.joint", 1e4)
     rng = np.random.default_rng(9)
     X = np.where(rng.random((40, 150)) < 0.1, rng.exponential(size=(40, 150)), 0.0)
     y = np.argmax(X[:, :120].reshape(40, 4, 30).sum(2) + 0.3 * rng.gumbel(size=(40, 4)), axis=1)

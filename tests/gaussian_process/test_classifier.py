@@ -268,6 +268,26 @@ def test_weights_are_repetitions(likelihood):
     assert np.array_equal(np.isnan(a.loo_proba_), w == 0)
 
 
+@pytest.mark.parametrize("variance", [1.0, 3.0])
+def test_weights_below_one_against_integrals(variance):
+    """A row of weight w has the factor p(y | f)^w; four rows are integrated on a grid."""
+    X, sign = np.array([[0.0], [0.7], [2.0], [2.6]]), np.array([-1.0, 1.0, 1.0, -1.0])
+    weight, kernel = np.array([0.2, 0.5, 0.8, 0.3]), variance * RBF(1.0)
+    nodes, share = np.polynomial.hermite_e.hermegauss(30)
+    grid = np.stack(np.meshgrid(*[nodes] * 4, indexing="ij")).reshape(4, -1)
+    f = np.linalg.cholesky(kernel(X)) @ grid
+    each = np.einsum("i,j,k,l", *[share / share.sum()] * 4).ravel()
+    mass = each * np.exp(weight @ log_ndtr(sign[:, None] * f))
+    mean = f @ mass / mass.sum()
+    sd = np.sqrt(f**2 @ mass / mass.sum() - mean**2)
+    est = fixed(kernel).fit(X, sign, sample_weight=weight)
+    found = est.latent_mean_and_variance(X)
+    assert est.converged_
+    np.testing.assert_allclose(est.log_evidence_, np.log(mass.sum()), atol=0.02)
+    np.testing.assert_allclose(found[0], mean, atol=0.02)
+    np.testing.assert_allclose(np.sqrt(found[1]), sd, atol=0.04)
+
+
 def test_leave_one_out_probabilities_against_refits():
     X, y = toy(30, seed=1, noise=0.4)
     kernel = ConstantKernel(4.0) * RBF([1.0, 1.5])

@@ -15,7 +15,7 @@ from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
 from sklearn_ep.gaussian_process._dense import JointModel
-from sklearn_ep.gaussian_process._joint_gp import JointGP
+from sklearn_ep.gaussian_process._dense_gp import JointGP
 from sklearn_ep.gaussian_process._limits import LIMITS
 
 KERNEL = ConstantKernel(2.0, (1e-2, 1e2)) * RBF(1.5)

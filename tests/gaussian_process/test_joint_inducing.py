@@ -12,7 +12,7 @@ from sklearn_ep._engine.class_sites import JointEP, class_pull, class_update
 from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS
 from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.gaussian_process._joint_gp import JointGP
+from sklearn_ep.gaussian_process._dense_gp import JointGP
 from sklearn_ep.gaussian_process.inducing.classes import JointLabels
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
 from sklearn_ep.gaussian_process.inducing.values import InducingPrior

@@ -6,7 +6,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep._engine.class_sites import JointEP
 from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS
-from sklearn_ep.gaussian_process._joint_gp import JointGP
+from sklearn_ep.gaussian_process._dense_gp import JointGP
 
 KERNEL = ConstantKernel(50.0) * RBF(1.5)
 
@@ -33,7 +33,7 @@ def test_the_posterior_is_that_of_the_whole_precision(n_classes, single):
     X, d, b = problem(n, n_classes)
     structure = JointGP(KERNEL, X, single=single)
     state = structure.posterior(d, b)
-    assert (structure._rounded is structure.K) != single
+    assert (structure.rounded is structure.K) != single
     T = np.zeros((n, n_classes, n, n_classes))
     for i in range(n):
         T[i, :, i] = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
@@ -56,7 +56,7 @@ def test_single_precision_is_given_up_where_it_does_not_reach():
     X, d, b = problem(160, 3)
     structure, double = JointGP(flat, X, single=True), JointGP(flat, X)
     found, truth = structure.posterior(d, b), double.posterior(d, b)
-    assert structure._rounded is structure.K
+    assert structure.rounded is structure.K
     np.testing.assert_array_equal(found.mean, truth.mean)
     np.testing.assert_array_equal(found.cov, truth.cov)
 

@@ -387,6 +387,21 @@ def test_a_length_for_each_column_finds_the_columns_that_count():
     assert np.all(np.array(each) < np.array(one) - 0.02)
 
 
+def test_learned_lengths_balance_evidence_and_prior():
+    """The logs of lengths less their mean have a multivariate t of four degrees of freedom."""
+    rng = np.random.default_rng(0)
+    X, flip = rng.normal(size=(90, 3)), rng.random(90) < 0.1
+    y = (X[:, 0] + 0.3 * X[:, 1] > 0) ^ flip
+    kernel = ConstantKernel(9.0, "fixed") * RBF([2.0, 2.0, 2.0])
+    model = RelaxedEPClassifier(kernel, label_noise=0.1, hyperparameters="mode").fit(X, y)
+    theta = model.kernel_.theta
+    slopes = model.log_marginal_likelihood(theta, eval_gradient=True)[1]
+    apart = theta - theta.mean()
+    prior = -(4.0 + 3.0) * apart / (4.0 * 0.75**2 + apart @ apart)
+    assert np.linalg.norm(prior) > 0.5
+    np.testing.assert_allclose(slopes, -prior, atol=0.1)
+
+
 def test_clean_labels_cost_nothing():
     X, _, y = make_noisy_labels_classification(150, flip=0.0, spread=0.5, random_state=0)
     clf = RelaxedEPClassifier().fit(X, y)

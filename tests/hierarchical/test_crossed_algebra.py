@@ -53,22 +53,21 @@ def crossed_model(n, levels, q, seed, D=3, spread=0.0):
 
 
 def dense_model(model, theta, rows):
-    """Design and prior precision of (b, u of the local groups) as dense matrices."""
+    """Design and prior precision of (b, u of the local groups), in units of scales, as matrices."""
     X, _, designs, codes = rows
     lower = factors(theta, model.n_effects)
     order = [f for f in range(len(codes)) if f != model.places.local]
     blocks, prior = [X], [model.places.beta_precision * np.eye(len(model.places.beta_precision))]
     for f in [*order, model.places.local]:
         L, n = model.n_levels[f], len(X)
-        design = designs[f] @ lower[f] if f == model.places.local else designs[f]
+        design = designs[f] @ lower[f]
         q = design.shape[1]
         block = np.zeros((n, L * q))
         place = model.layout.order[codes[f]] if f == model.places.local else codes[f]
         for a in range(q):
             block[np.arange(n), place * q + a] = design[:, a]
         blocks.append(block)
-        inverse = np.eye(q) if f == model.places.local else np.linalg.inv(lower[f] @ lower[f].T)
-        prior.append(np.kron(np.eye(L), inverse))
+        prior.append(np.eye(L * q))
     size = sum(len(p) for p in prior)
     B = np.zeros((size, size))
     start = 0

@@ -564,3 +564,11 @@ def test_names_of_neighbouring_features_do_not_overlap(place):
         np.testing.assert_array_equal(ax.get_xticks(minor=True), place)
         low, high = ax.get_xlim()
         assert low <= 0 and high >= 199
+
+
+def test_groups_alone_have_no_coefficients_to_draw():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"group": rng.choice(list("abcdef"), 60)})
+    clf = HierarchicalEPLogistic("group", hyperparameters="mode").fit(X, rng.random(60) < 0.5)
+    with pytest.raises(ValueError, match="nothing to draw: the model has no column"):
+        CoefficientIntervalDisplay.from_estimator(clf)

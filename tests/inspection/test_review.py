@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import config_context
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_predict
+from sklearn.model_selection import GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -105,3 +106,17 @@ def test_rows_that_are_not_those_of_the_fit_are_refused(clf):
         review_list(clf, X, Y + 1)
     with pytest.raises(TypeError, match="StandardScaler has no predict_proba"):
         review_list(StandardScaler().fit(X), X, Y)
+
+
+@pytest.mark.parametrize("routing", [False, True])
+def test_folds_may_keep_groups_together(routing):
+    groups, splitter = np.arange(len(Y)) % 7, GroupKFold(4)
+    plain = LogisticRegression().fit(X, Y)
+    with config_context(enable_metadata_routing=routing):
+        table = review_list(plain, X, Y, cv=splitter, groups=groups)
+        review_list(plain, X, Y, cv=4)  # which needs no groups
+    splits = list(splitter.split(X, Y, groups))
+    proba = cross_val_predict(plain, X, Y, cv=splits, method="predict_proba")
+    assert_allclose(table["given_proba"], proba[table.index, Y[table.index]])
+    with pytest.raises(ValueError, match="groups is for a splitter"):
+        review_list(plain, X, Y, groups=groups)

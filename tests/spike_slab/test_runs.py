@@ -414,3 +414,13 @@ def test_a_prior_that_lacks_a_method_is_refused_by_name():
         descend(p.at(start(p)), max_iter=3, tol=1e-6)
     with pytest.raises(TypeError, match="TiltedOnly has no `fisher_block`.*the double loop needs"):
         double_loop(p.at(start(p)), max_iter=3, tol=1e-6)
+
+
+def test_a_variance_without_digits_is_no_posterior():
+    """The cavity that matched it lay on the edge of those with a slab, and a division was by 0."""
+    X = np.array([[1.0, 1.0], [2.0, 2.0]])  # which leave the difference to the sites
+    problem = EPEnergy(LinearModel(X, X[:, 0]), SpikeSlab(1.0, 0.0), 1.0, 2)
+    assert np.all(problem.at(np.array([[0.0, 0.0], [1e-6, 1e-6]])).var < 1e6)
+    for tiny in (1e-14, 1e-17):
+        with pytest.raises(ImproperPosterior):
+            problem.at(np.array([[0.0, 0.0], [tiny, tiny]]))

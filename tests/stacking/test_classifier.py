@@ -176,6 +176,19 @@ def test_all_parts_are_weighed_by_the_same_folds(data):
     assert np.isnan(found[0]) and np.isfinite(found[1:]).all()
 
 
+@pytest.mark.filterwarnings("ignore:The least populated class", "ignore:Number of classes")
+def test_a_class_that_is_in_one_fold_alone_weighs_no_part():
+    """Its rows had probability zero, and the scores of all parts were minus infinity."""
+    X, y = make_classification(60, random_state=0)
+    y[7] = 2
+    parts = [("few", LogisticRegression()), ("many", LogisticRegression(C=100.0))]
+    stack = BayesianStackingClassifier(parts, cv=3).fit(X, y)
+    assert_array_equal(np.flatnonzero(np.isnan(stack.loo_proba_)), [7])
+    assert np.all(np.isfinite(stack.part_log_scores_)) and stack.weights_[0] > 0.6
+    assert_allclose(stack.log_score_, np.nanmean(np.log(stack.loo_proba_)))
+    assert stack.predict_proba(X).shape == (60, 3)
+
+
 def test_several_classes_one_against_the_rest():
     X, y = load_iris(return_X_y=True)
     linear = ConvexVariationalLogistic(multi_class="one_vs_rest", random_state=0)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._engine import class_sites, gaussian
+from ..._engine import class_sites, class_structures, gaussian
 from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
@@ -58,7 +58,7 @@ class ClassPosterior(InducingPosterior):
         """
         mean = (W @ self.coef.T.astype(W.dtype, copy=False)).astype(float)
         if not smooth:
-            return mean, class_sites.class_covariances(self.spread, W), None
+            return mean, class_structures.class_covariances(self.spread, W), None
         K, beside = len(self.coef), self._single if W.dtype == np.float32 else self._beside
         smoothed = (W @ beside).reshape(len(W), K, K, -1)
         cov = (smoothed.reshape(len(W), K * K, -1) @ W[:, :, None]).reshape(-1, K, K).astype(float)
@@ -225,7 +225,7 @@ class JointInducingPosterior:
         for rows in gaussian.row_blocks(len(X), most=block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows] = W @ self.coef.T
-            cov[rows] = class_sites.class_covariances(self.spread, W)
+            cov[rows] = class_structures.class_covariances(self.spread, W)
             np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
         return mean, cov
 

@@ -120,21 +120,17 @@ class Hyperparameters:
     slopes = point
 
     @cached_property
-    def _lengths(self):
-        """Places of several lengths in theta that have a prior, none where it is flat."""
-        prior = self.lengths_near and self.n_theta
-        if not prior or constant_and_stationary(self.kernel) is None:
-            return np.arange(0)
-        lengths = spaces.KernelScales.at(self.kernel, self.kernel.theta).lengths
-        return lengths if len(lengths) > 1 else lengths[:0]
+    def _ratios(self):
+        near = self.lengths_near and self.n_theta
+        return spaces.RatiosOfLengths.of(self.kernel) if near else None
 
     def log_prior(self, vector):
         """Return the log prior at a vector, but for a constant, and its gradient (p,)."""
-        gradient, lengths = np.zeros(len(vector)), self._lengths
-        if not len(lengths):
+        gradient = np.zeros(len(vector))
+        if self._ratios is None:
             return 0.0, gradient
-        value, slope = spaces.RatiosOfLengths().log_density(self.theta(vector)[lengths])
-        gradient[: self.n_theta] = slope @ self._maps[0][lengths]
+        value, slope = self._ratios.log_density(self.theta(vector))
+        gradient[: self.n_theta] = slope @ self._maps[0]
         return value, gradient
 
     def gradient(self, model, sums, fresh, kind=np.float64):

@@ -17,7 +17,7 @@ from ..._engine.sites import Sites, cavity
 from .. import _hyperparameters as spaces
 from .._base import evidence_at, log_sides, part_of, single_holds
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._kernels import constant_and_stationary, contract_diagonal, with_theta
+from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
 from .rules import LabelErrorStep, LatentNoise, Relaxed
@@ -71,11 +71,8 @@ class WeakScales(spaces.ThetaSpace):
     length: float | None
 
     @cached_property
-    def _lengths(self):
-        """Places of the lengths in theta, of a constant times RBF or Matern."""
-        if constant_and_stationary(self.kernel) is None:
-            return np.arange(0)
-        return spaces.KernelScales.at(self.kernel, self.kernel.theta).lengths
+    def _ratios(self):
+        return spaces.RatiosOfLengths.of(self.kernel)
 
     def log_prior(self, theta):
         """Return the log prior density of theta, but for a constant, and its gradient."""
@@ -84,9 +81,8 @@ class WeakScales(spaces.ThetaSpace):
         away = np.log(total / self.weight.sum() / self.noise / 4.0)
         value = -0.5 * away**2
         slope = -away * contract_diagonal(kernel, self.rows, self.weight / total)
-        if len(self._lengths) > 1:
-            of_ratios, steep = spaces.RatiosOfLengths().log_density(theta[self._lengths])
-            value, slope[self._lengths] = value + of_ratios, slope[self._lengths] + steep
+        of_ratios, steep = self._ratios.log_density(theta)
+        value, slope = value + of_ratios, slope + steep
         if self.length is None:
             return value, slope
         spread = 0.4

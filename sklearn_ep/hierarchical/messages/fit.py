@@ -47,21 +47,6 @@ class Solved(NamedTuple):
     mismatch: float
 
 
-class Coupling(NamedTuple):
-    """How effects go along with the coefficients: covariance (D, D), and C_f (L_f, D).
-
-    An effect is C_f beta and something independent of beta.
-    """
-
-    cov: np.ndarray
-    lines: list[np.ndarray]
-
-    def variances(self, precisions):
-        """Return the variances (L_f,) of the effects of each factor."""
-        pairs = zip(precisions, self.lines, strict=True)
-        return [1.0 / p + np.einsum("ld,de,le->l", c, self.cov, c) for p, c in pairs]
-
-
 class MessagesModel:
     """Rows, priors, and what stays the same over all passes.
 
@@ -137,7 +122,7 @@ class MessagesModel:
         cov = 0.5 * (cov + cov.T)
         inverse = np.linalg.inv(cov)
         cross = [np.column_stack([c.levels[f] for c in columns]) for f in range(len(self.levels))]
-        return Coupling(cov, [a @ inverse for a in cross])
+        return posteriors.Coupling(cov, [a @ inverse for a in cross])
 
     def gradient(self, solved, coupling):
         """Return d log evidence / d theta (F,), prior included."""

@@ -7,9 +7,10 @@ Conjugate gradients find the log determinant of the system on their way.
 """
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from ..._engine.gaussian import Moments
 from ..._engine.hyper import normal_distribution
@@ -25,29 +26,45 @@ class ScaleUncertainty(NamedTuple):
     moves: list[Effects]
 
 
+class Coupling(NamedTuple):
+    """How effects go along with the coefficients: covariance (D, D), and C_f (L_f, D).
+
+    An effect is C_f beta and something independent of beta.
+    """
+
+    cov: np.ndarray
+    lines: list[np.ndarray]
+
+    def variances(self, precisions):
+        """Return the variances (L_f,) of the effects of each factor."""
+        pairs = zip(precisions, self.lines, strict=True)
+        return [1.0 / p + np.einsum("ld,de,le->l", c, self.cov, c) for p, c in pairs]
+
+
 class LevelsNode(NamedTuple):
     """Gaussian posterior that is known by levels, not as a matrix, with the scales' uncertainty.
 
-    mean are `Effects`; tree is the `Tree` of the effects given the coefficients, coupling the
-    `Coupling` of both; spread a `ScaleUncertainty`. Effects of different chains of factors are
-    independent given coefficients and scales, which leaves out a share of their covariance of order
-    one over the rows of a level.
+    mean are `Effects`; tree is the `Tree` of the effects given the coefficients and the log scales,
+    coupling the `Coupling` to all these (D + F,); moves (F, D) are what a unit of each log scale
+    moves the coefficients. Effects of different chains of factors are independent given
+    coefficients and scales, which leaves out a share of their covariance of order one over the
+    rows of a level.
     """
 
     mean: Effects
     tree: Tree
-    coupling: Any
-    spread: ScaleUncertainty
+    coupling: Coupling
+    moves: np.ndarray
     n_named: list[int]
 
-    def moves(self, levels=None):
-        """Return the derivatives (F, ...) of the coefficients, or of a factor's effects."""
-        return np.array([m.beta if levels is None else m.levels[levels] for m in self.spread.moves])
+    def _columns(self, X):
+        """Return columns (n, D + F): those of the coefficients, and of the log scales by them."""
+        return np.hstack([X, X @ self.moves.T])
 
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        moves = self.moves()
-        return Moments(self.mean.beta, self.coupling.cov + moves.T @ self.spread.cov @ moves)
+        columns = self._columns(np.eye(len(self.mean.beta)))
+        return Moments(self.mean.beta, columns @ self.coupling.cov @ columns.T)
 
     def beta(self):
         """Return means and sds (D,) of the coefficients."""
@@ -56,49 +73,43 @@ class LevelsNode(NamedTuple):
 
     def effects(self):
         """Return (means, variances), both (L_f, 1), of the effects of each factor."""
-        out, known = [], self.coupling.variances(self.tree.own)
-        for f, (mean, var) in enumerate(zip(self.mean.levels, known, strict=True)):
-            moves = self.moves(f)
-            var = var + np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
-            out.append((mean[:, None], var[:, None]))
-        return out
+        pairs = zip(self.mean.levels, self.coupling.variances(self.tree.own), strict=True)
+        return [(mean[:, None], var[:, None]) for mean, var in pairs]
 
     def _seen(self, rows):
-        """Return means, columns (n, D) with the effects' lines, derivatives (n, F), and codes.
+        """Return means, columns (n, D + F) with the effects' lines, and codes.
 
         codes (n, F) are -1 for levels outside the named ones, which are new.
         """
-        X, codes = rows.X, np.where(rows.codes < self.n_named, np.maximum(rows.codes, -1), -1)
-        mean, columns, slopes = X @ self.mean.beta, X.copy(), X @ self.moves().T
+        codes = np.where(rows.codes < self.n_named, np.maximum(rows.codes, -1), -1)
+        mean, columns = rows.X @ self.mean.beta, self._columns(rows.X)
         for f, code in enumerate(codes.T):
             known = code >= 0
             at = code[known]
             mean[known] += self.mean.levels[f][at]
             columns[known] += self.coupling.lines[f][at]
-            slopes[known] += self.moves(f)[:, at].T
-        return mean, columns, slopes, codes
+        return mean, columns, codes
 
     def at_rows(self, rows):
         """Return means and variances (n,) of the linear predictor."""
-        mean, columns, slopes, codes = self._seen(rows)
+        mean, columns, codes = self._seen(rows)
         own, _ = self.tree.of_rows(codes)
         var = own[:, self.tree.chains.leaves].sum(1)
-        var += np.einsum("nd,de,ne->n", columns, self.coupling.cov, columns)
-        return mean, var + np.einsum("nf,fg,ng->n", slopes, self.spread.cov, slopes)
+        return mean, var + np.einsum("nd,de,ne->n", columns, self.coupling.cov, columns)
 
     def between(self, rows, others, same):
         """Return the covariance (n1, n2) of the linear predictor of two sets of rows, and means."""
-        (mean1, *one, codes1), (mean2, *two, codes2) = self._seen(rows), self._seen(others)
-        triples = zip(one, (self.coupling.cov, self.spread.cov), two, strict=True)
+        (mean1, one, codes1), (mean2, two, codes2) = self._seen(rows), self._seen(others)
         own = self.tree.covariance(codes1, codes2, same)
-        return sum((a @ cov @ b.T for a, cov, b in triples), start=own), mean1, mean2
+        return own + one @ self.coupling.cov @ two.T, mean1, mean2
 
     def draw_by_levels(self, rng):
-        """Return a draw, about zero, from what is known of levels: the moments of `at_rows`."""
+        """Return a draw, about zero, from what is known of levels given the scales."""
         cov, lines = self.coupling
-        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, method="cholesky")
+        d = len(self.mean.beta)
+        beta = rng.multivariate_normal(np.zeros(d), cov[:d, :d], method="cholesky")
         pairs = zip(self.tree.draw(rng), lines, strict=True)
-        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
+        return Effects(beta, [c[:, :d] @ beta + drawn for drawn, c in pairs])
 
 
 class MessagesPosterior(EffectsMixture):
@@ -109,7 +120,11 @@ class MessagesPosterior(EffectsMixture):
 
     def __init__(self, solved, coupling, spread, system, n_named, check):
         self.system, self.check = system, check
-        node = LevelsNode(solved.mean, solved.tree, coupling, spread, n_named)
+        moves, levels = zip(*spread.moves, strict=True)
+        each = zip(coupling.lines, zip(*levels, strict=True), strict=True)
+        lines = [np.column_stack([own, *of_factor]) for own, of_factor in each]
+        coupling = Coupling(block_diag(coupling.cov, spread.cov), lines)
+        node = LevelsNode(solved.mean, solved.tree, coupling, np.array(moves), n_named)
         theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
         alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
         super().__init__(alone, [1] * len(solved.theta), n_named, [node])
@@ -122,16 +137,15 @@ class MessagesPosterior(EffectsMixture):
         """Return joint draws: coefficients (S, D), effects, theta, and scales (S, 1, 1)."""
         (node,) = self.nodes
         draw = node.draw_by_levels if self.system is None else self.system.draw
-        noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
-        beta = np.empty((n_samples, len(node.mean.beta)))
-        effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
-        for s in range(n_samples):
-            drawn = node.mean.plus(draw(rng))
-            for step, move in zip(noise[s], node.spread.moves, strict=True):
-                drawn = drawn.plus(move, step)
-            beta[s] = drawn.beta
-            for out, levels in zip(effects, drawn.levels, strict=True):
-                out[s, :, 0] = levels[: out.shape[1]]
+        f, d = node.moves.shape
+        noise = rng.multivariate_normal(np.zeros(f), node.coupling.cov[d:, d:], n_samples)
+        drawn = [draw(rng) for _ in range(n_samples)]
+        beta = node.mean.beta + np.array([w.beta for w in drawn]) + noise @ node.moves
+        effects = []
+        for k, n in enumerate(self.n_named):
+            around = node.mean.levels[k] + noise @ node.coupling.lines[k][:, d:].T
+            levels = np.array([w.levels[k][:n] for w in drawn])
+            effects.append((levels + around[:, :n])[..., None])
         theta = self.average.phi + noise
         return beta, effects, theta, list(np.exp(theta.T)[..., None, None])
 

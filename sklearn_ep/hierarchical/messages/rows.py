@@ -174,13 +174,9 @@ def _joined(parts, where, pair, n_levels):
     if any(own is None for own in parts):
         return None
     f, g = pair
-    out = np.full(n_levels, -1)
-    for own, at in zip(parts, where, strict=True):
-        levels, above = at[f], at[g][own]
-        if np.any((out[levels] >= 0) & (out[levels] != above)):
-            return None
-        out[levels] = above
-    return out
+    pairs = [(at[f], at[g][own]) for own, at in zip(parts, where, strict=True)]
+    distinct = np.unique(np.hstack(pairs), axis=1)  # in the order of the levels of f
+    return distinct[1] if distinct.shape[1] == n_levels else None
 
 
 _START = 0.7  # share of a site's precision that its first messages carry

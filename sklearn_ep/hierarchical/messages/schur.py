@@ -17,9 +17,8 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import checked_cholesky, cholesky_solve, weighted_gram
-
-_FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones
+from ..._engine.gaussian import add_to_diagonal, checked_cholesky, cholesky_solve
+from .._layout import SharedRows
 
 
 class Effects(NamedTuple):
@@ -105,56 +104,47 @@ class SystemRows:
         return np.bincount(number, values, minlength=len(pairs)), other, code
 
 
-class Diagonals(NamedTuple):
-    """Sums over rows: of their precisions by level, X'TX, and T X by level of the big factor."""
+class SystemSums(NamedTuple):
+    """Sums over rows of their precisions T.
+
+    By level; of T X and of the p levels in the dense block, each with the levels of the big factor;
+    and among the columns of X and these levels (D + p, D + p).
+    """
 
     levels: list[np.ndarray]
-    dense: np.ndarray
     cross: list[Any]
-
-
-def diagonals(held, state):
-    """Return the `Diagonals` of rows."""
-    rows, precision = held.rows, state.precision
-    levels = [rows.sums(f, precision) for f in range(len(rows.codes))]
-    weighted = precision[:, None] * rows.X
-    columns = [rows.sums(held.big, w) for w in weighted.T]
-    cross = rows.only(held.big, np.array(columns).reshape(len(columns), -1))
-    return Diagonals(levels, weighted.T @ rows.X, cross)
-
-
-class DenseSums(NamedTuple):
-    """Sums over rows for p levels in the dense block: with the big factor, among them, with X."""
-
     across: csr_array
-    within: np.ndarray
-    along: np.ndarray
+    block: np.ndarray
 
 
-def dense_sums(held, state, places, size):
-    """Return the `DenseSums` of rows.
+def system_sums(held, state, places, n_big, size):
+    """Return the `SystemSums` of rows.
 
-    places has the numbers of levels, in the block and of the big factor, None for other factors;
-    size is the number of all of either kind, the big factor's first.
+    places has the numbers of levels, in the block of this size and of the big factor of n_big
+    levels, None for other factors.
     """
-    rows, big, t = held.rows, held.big, state.precision
+    rows, big, t, d = held.rows, held.big, state.precision, held.rows.X.shape[1]
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
-    sums = [(f, *held.pair_sums(t, f)) for f in dense]
-    entries = [(mass, places[big][other], places[f][code]) for f, mass, other, code in sums]
-    data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
-    across = csr_array((data, (row, column)), size)
-    within, along = np.zeros((size[1], size[1])), np.zeros((rows.X.shape[1], size[1]))
-    weighted = t * rows.X.T
+    weighted, block = t[:, None] * rows.X, np.zeros((size, size))
+    block[:d, :d] = weighted.T @ rows.X
+    entries: list[Any] = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
     for k, f in enumerate(dense):
-        along[:, places[f]] = [rows.sums(f, w) for w in weighted]
-        within[places[f], places[f]] = rows.sums(f, t)
+        mass, other, code = held.pair_sums(t, f)
+        entries.append((mass, places[big][other], places[f][code] - d))
+        block[:d, places[f]] = np.array([rows.sums(f, w) for w in weighted.T]).reshape(d, -1)
+        block[places[f], :d] = block[:d, places[f]].T
+        block[places[f], places[f]] = rows.sums(f, t)
         for g in dense[:k]:
             shape = rows.n_levels[f], rows.n_levels[g]
             both = rows.codes[f] * shape[1] + rows.codes[g]
             masses = np.bincount(both, t, minlength=shape[0] * shape[1]).reshape(shape)
-            within[np.ix_(places[f], places[g])] = masses
-            within[np.ix_(places[g], places[f])] = masses.T
-    return DenseSums(across, within, along)
+            block[np.ix_(places[f], places[g])] = masses
+            block[np.ix_(places[g], places[f])] = masses.T
+    data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
+    across = csr_array((data, (row, column)), (n_big, size - d))
+    levels = [rows.sums(f, t) for f in range(len(rows.codes))]
+    columns = np.array([rows.sums(big, w) for w in weighted.T]).reshape(d, -1)
+    return SystemSums(levels, rows.only(big, columns), across, block)
 
 
 def taken(held, state, eliminated):
@@ -246,41 +236,26 @@ class SchurSystem:
     def __init__(self, rows, big, prior, most=500):
         self.rows, self.big, self.prior = rows, big, prior
         self.converged, self.path = True, LanczosPath(0.0, [], [])
-        sums = rows.ask(diagonals)
+        sizes = [len(p) for p in prior.levels]
+        dense, rest = _chosen(sizes, big, most)
+        self.others, self.direct = dense + rest, not rest
+        self._ends = len(prior.beta) + np.cumsum([0, *(sizes[f] for f in self.others)])
+        self._prior, size = self._reduced(prior), self._ends[len(dense)]
+        places = self._of_big(np.arange(sizes[big]))
+        for f, start in zip(dense, self._ends, strict=False):
+            places[f] = start + np.arange(sizes[f])
+        sums = rows.ask(system_sums, places, sizes[big], size)
         diagonal = [a + p for a, p in zip(sums.levels, prior.levels, strict=True)]
         self.eliminated = diagonal[big]
-        dense, rest = _chosen([len(p) for p in prior.levels], big, most)
-        self.others, self.direct = dense + rest, not rest
-        sizes = [len(prior.levels[f]) for f in self.others]
-        self._ends = len(prior.beta) + np.cumsum([0, *sizes])
-        self._prior = self._reduced(prior)
-        block = self._dense_block(sums, dense)
+        # what the columns and the dense factors have in the eliminated one
+        self._with_big: Any = SharedRows(sums.cross[big].T, sums.across)
+        block = sums.block - self._with_big.weighted_gram(1.0 / self.eliminated)
+        add_to_diagonal(block, self._prior[:size])
         self._lower = checked_cholesky(0.5 * (block + block.T))
         self._rest = np.zeros(0)
         if rest:
             less = rows.ask(taken, self._of_big(self.eliminated))
             self._rest = np.concatenate([diagonal[f] - less[f] for f in rest])
-
-    def _dense_block(self, sums, dense):
-        """Return the Schur complement of the columns and the dense factors."""
-        d, cross, n_big = len(self.prior.beta), sums.cross[self.big], len(self.eliminated)
-        scaled = cross / self.eliminated
-        columns = sums.dense - scaled @ cross.T + np.diag(self.prior.beta)
-        self._with_big: Any = cross, csr_array((n_big, 0))
-        if not dense:
-            return columns
-        places, p = self._of_big(np.arange(n_big)), self._ends[len(dense)] - d
-        for f, start in zip(dense, self._ends - d, strict=False):
-            places[f] = start + np.arange(len(self.prior.levels[f]))
-        found = self.rows.ask(dense_sums, places, (n_big, p))
-        self._with_big = cross, found.across
-        block = np.empty((d + p, d + p))
-        block[:d, :d] = columns
-        block[:d, d:] = found.along - scaled @ found.across
-        block[d:, :d] = block[:d, d:].T
-        found.within[np.diag_indices(p)] += self._prior[d : d + p]
-        np.subtract(found.within, _gram(found.across, self.eliminated), out=block[d:, d:])
-        return block
 
     def columns(self):
         """Return x with Q x = e_d for each coefficient as `Effects`."""
@@ -289,15 +264,10 @@ class SchurSystem:
 
     def variance_sums(self):
         """Return the sums (F,) of the variances of effects of a direct system."""
-        d, (cross, across) = len(self.prior.beta), self._with_big
         cov = cholesky_solve(self._lower, np.eye(len(self._lower)))
-        squared = self.eliminated**2
-        taken = np.sum(cov[:d, :d] * ((cross / squared) @ cross.T))
-        taken += 2.0 * np.sum(cov[:d, d:] * ((cross / squared) @ across))
-        taken += np.sum(cov[d:, d:] * _gram(across, squared))
         variances = self._effects(np.diagonal(cov), 1.0 / self.eliminated)
         out = np.array([np.sum(v) for v in variances.levels])
-        out[self.big] += taken
+        out[self.big] += np.sum(cov * self._with_big.weighted_gram(self.eliminated**-2.0))
         return out
 
     def log_det(self):
@@ -377,9 +347,3 @@ def _chosen(n_levels, big, most):
     order = sorted((f for f in range(len(n_levels)) if f != big), key=lambda f: n_levels[f])
     n_dense = np.searchsorted(np.cumsum([n_levels[f] for f in order]), most, side="right")
     return order[:n_dense], order[n_dense:]
-
-
-def _gram(across, divisor):
-    """Return the dense B' diag(1 / divisor) B of a sparse B (L, p)."""
-    many = across.nnz > _FULL * np.prod(across.shape)
-    return weighted_gram(across.toarray() if many else across, 1.0 / divisor)

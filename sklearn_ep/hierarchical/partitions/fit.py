@@ -196,9 +196,9 @@ class PartsGivenTheta:
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
-        (q,), n = self.n_effects, len(node.local.offset)
+        n = len(node.local.offset)
         moment = node.local.second_moment(node.mean, node.local.explained(node.root))
-        return _scales.slope(theta, q, self.n_levels[0] / max(n, 1) * moment)
+        return _scales.slope(theta, self.n_effects, [self.n_levels[0] / max(n, 1) * moment])
 
 
 class GroupedFit:

@@ -1,26 +1,38 @@
-"""Gaussian processes of all classes under one kernel, joined by the sites of `_engine.class_sites`.
+"""Joint posteriors of all classes, given the sites of `class_sites` at the rows.
 
-Given a common offset of the classes for each row, which the sites leave open, the classes are
-independent: one n x n factorisation a class, as for two classes, and one more for the offsets. With
-D_c the precisions of class c, E_c = (K + D_c^-1)^-1 and M = chol(sum_c E_c); the softmax has the
-same algebra (Rasmussen and Williams 2006, section 3.5).
+`ClassLatents` is that of latent values at rows with one prior covariance K (n, n) for each class,
+as of Gaussian processes, or of linear predictors with few rows for their columns. Given a common
+offset of the classes for each row, which the sites leave open, the classes are independent: one
+n x n factorisation a class, as for two classes, and one more for the offsets. With D_c the
+precisions of class c, E_c = (K + D_c^-1)^-1 and M = chol(sum_c E_c); the softmax has the same
+algebra (Rasmussen and Williams 2006, section 3.5).
+
+`ClassWeights` is that of the weights of linear predictors, W classes x columns with Gaussian
+priors. The latent values of a row b are W b, and the precision of the weights has the blocks
+[c = j] diag(prior) + B' diag([c = j] d_c - d_c d_j / sum d) B. Rows B are dense, CSR, or an
+operator (n, q) of their own with `weighted_gram(weight)` for B' diag(weight) B and
+`quadratic(matrix)` for b' matrix b of each row.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.linalg import blas
 from scipy.sparse.linalg import LinearOperator, gcrotmk
 
-from .._engine import gaussian
-from .._engine.class_sites import star_times
-from ._dense_gp import KernelGP, least_precision, log_diagonal
-from ._kernels import covariances
-from ._limits import LIMITS
+from . import gaussian
+from .class_sites import star_times
+
+# Classes times columns up to which the joint precision matrix is factorised.
+MOST_WEIGHTS = 4000
+# Numbers in one temporary block of rows.
+_BLOCK = 2_000_000
 
 
-def _stack(count, n, kind):
+def _stack(count: int, n: int, kind: Any) -> np.ndarray:
     """Return an array (count, n, n) of a float type, each matrix in the order of LAPACK."""
     return np.empty((count, n, n), kind).transpose(0, 2, 1)
 
@@ -36,9 +48,9 @@ class ClassCovariance:
     is half the log determinant of prior covariance times sites plus the identity.
     """
 
-    def __init__(self, K, precision):
+    def __init__(self, K: np.ndarray, precision: np.ndarray) -> None:
         n, n_classes = precision.shape
-        least = least_precision(K.dtype, np.diagonal(K).max(initial=0.0))
+        least = gaussian.least_precision(K.dtype, np.diagonal(K).max(initial=0.0))
         precision = np.where(np.abs(precision) < least, least, precision)
         self.kind, self.single, self.precision = K.dtype.type, K.dtype == np.float32, precision
         self.explained = _stack(n_classes, n, self.kind)
@@ -47,27 +59,27 @@ class ClassCovariance:
             self.log_det += _explain(K, d, E)
         level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
         self.level = gaussian.checked_cholesky(level, overwrite=True)
-        self.log_det += log_diagonal(self.level)
+        self.log_det += gaussian.log_diagonal(self.level)
         self.offset = self.level.copy(order="F")
         gaussian.invert_triangular(self.offset)
 
-    def weights(self, Ks, shift):
+    def weights(self, Ks: np.ndarray, shift: np.ndarray) -> np.ndarray:
         """Return K^-1 mean (n, K) for shifts (n, K) of the sites and their product with K."""
         first = self._times_explained(Ks.T)
         level = self.offset.T @ (self.offset @ first.sum(1))
         return shift - first + self._times_explained([level] * len(Ks.T))
 
-    def _times_explained(self, vectors):
+    def _times_explained(self, vectors: Any) -> np.ndarray:
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
         vectors = np.asarray(vectors, dtype=self.kind)
         return np.column_stack(list(map(np.dot, self.explained, vectors)))
 
-    def halves(self, c, k):
+    def halves(self, c: int, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return E_c k and Q_c for prior covariances k (n, m)."""
         P = self.explained[c] @ k
         return P, gaussian.lower_times(self.offset, P.copy())
 
-    def blocks(self, prior, k, entries=20_000_000):
+    def blocks(self, prior: np.ndarray, k: np.ndarray, entries: int = 20_000_000) -> np.ndarray:
         """Return the covariances (m, K, K) of rows with prior variances (m,), in blocks of rows.
 
         A block takes so many `entries` of one kind at once; `k` (n, m) are their prior covariances
@@ -86,7 +98,7 @@ class ClassCovariance:
                 cov[c, c, rows] += prior[rows] - np.einsum("im,im->m", block, P)
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
 
-    def offset_parts(self):
+    def offset_parts(self) -> Iterator[np.ndarray]:
         """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product."""
         left = self.level.T.copy(order="F")
         for E in self.explained[:-1]:
@@ -95,7 +107,12 @@ class ClassCovariance:
             yield part
         yield left
 
-    def own_blocks(self, K):
+    def inverse_totals(self) -> Iterator[np.ndarray]:
+        """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
+        for E, part in zip(self.explained, self.offset_parts(), strict=True):
+            yield E - _sum_of_grams([part])
+
+    def own_blocks(self, K: np.ndarray) -> np.ndarray:
         """Return the same as `blocks` for the rows of the sites themselves, of covariance K (n, n).
 
         With D_c the precisions of class c, E_c K = I - E_c D_c^-1, where each column of E_c has
@@ -120,21 +137,21 @@ class ClassCovariance:
         return cov
 
 
-def _explain(K, precision, out):
+def _explain(K: np.ndarray, precision: np.ndarray, out: np.ndarray) -> float:
     """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2."""
     scale = np.sqrt(np.maximum(precision, 0.0)).astype(K.dtype)
     np.multiply(scale[:, None], K, out=out.T)
     out *= scale[:, None]
     gaussian.add_to_diagonal(out, 1.0)
     lower = gaussian.checked_cholesky(out, overwrite=True)
-    log_det = log_diagonal(lower)
+    log_det = gaussian.log_diagonal(lower)
     gaussian.invert_triangular(lower)
     lower *= scale
     gaussian.mirrored(gaussian.triangular_gram(lower))
     return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
 
 
-def _explain_less(K, precision, explained):
+def _explain_less(K: np.ndarray, precision: np.ndarray, explained: np.ndarray) -> float:
     """Take what negative precisions lack off E (n, n) of the others; return their log determinant.
 
     With A the covariance that the others leave of these rows and d = sqrt(-precision), half of it
@@ -149,10 +166,10 @@ def _explain_less(K, precision, explained):
     lower = gaussian.checked_cholesky(B)
     half = gaussian.triangular_solve(lower, (left * root).T).astype(K.dtype, copy=False)
     explained -= half.T @ half
-    return log_diagonal(lower)
+    return gaussian.log_diagonal(lower)
 
 
-class JointState:
+class ClassLatentState:
     """Posterior of the latent values of all classes given sites d, b (n, K), copies counted.
 
     `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows; `precision` (n, K) is that of
@@ -166,7 +183,9 @@ class JointState:
 
     extra_var = 0.0
 
-    def __init__(self, K, rounded, precision, shift):
+    def __init__(
+        self, K: np.ndarray, rounded: np.ndarray, precision: np.ndarray, shift: np.ndarray
+    ) -> None:
         self.precision = precision
         self.spread = ClassCovariance(rounded, precision)
         self.alpha = self._alpha(K, shift)
@@ -176,7 +195,7 @@ class JointState:
             raise gaussian.ImproperPosterior("single precision does not hold the variances")
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
 
-    def _alpha(self, K, shift):
+    def _alpha(self, K: np.ndarray, shift: np.ndarray) -> np.ndarray:
         """Return K^-1 mean; what single precision leaves of it is solved for once more.
 
         Plain refinement gave single precision up in three of three fits of five, six and eight
@@ -194,11 +213,11 @@ class JointState:
             raise gaussian.ImproperPosterior("single precision does not hold the posterior mean")
         return found.reshape(shift.shape)
 
-    def _times_system(self, K, vectors):
+    def _times_system(self, K: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Return (I + precision K) vectors, which is the shift if these are K^-1 mean."""
         return vectors + star_times(self.precision, K @ vectors)
 
-    def evidence_curvature(self):
+    def evidence_curvature(self) -> np.ndarray:
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).
 
         Exact for two classes. For more the sites are a curved family, and what the evidence owes to
@@ -210,19 +229,14 @@ class JointState:
         R += _sum_of_grams(self.spread.offset_parts())
         return R
 
-    def inverse_totals(self):
-        """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
-        for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
-            yield E - _sum_of_grams([part])
 
-
-def _on_arrays(function, shape):
+def _on_arrays(function: Any, shape: tuple[int, ...]) -> LinearOperator:
     """Return a linear function of arrays of a shape as an operator on vectors."""
     size = np.prod(shape)
     return LinearOperator((size, size), lambda v: function(v.reshape(shape)).ravel(), dtype=float)
 
 
-def _sum_of_grams(arrays):
+def _sum_of_grams(arrays: Iterable[np.ndarray]) -> np.ndarray:
     """Return the sum of A' A, by products of half the flops of general ones.
 
     The arrays have the order of LAPACK.
@@ -234,99 +248,112 @@ def _sum_of_grams(arrays):
     return gaussian.mirrored(total)
 
 
-class JointGP(KernelGP):
-    """Structure of one Gaussian process prior a class, all with the same kernel over rows X (n, d).
+class ClassLatents:
+    """Structure of the latent values of all classes at rows of prior covariance K (n, n).
 
     A posterior costs 2 n^3 flops a class and 2 K + 3 arrays of n^2 numbers; with `single` most of
-    it in single precision, and 3 K + 2 arrays of these, for more rows than a few.
+    it in single precision, and 3 K + 2 arrays of these. `rounded` is the covariance in the
+    precision of the last posterior.
     """
 
-    def __init__(self, kernel, X, single=False):
-        super().__init__(kernel, X)
-        single = single and len(X) > LIMITS.thirds and np.diagonal(self.K).max() < 1e9
-        self._rounded = self.K.astype(np.float32) if single else self.K
+    def __init__(self, K: np.ndarray, single: bool = False) -> None:
+        self.K = K
+        single = single and np.diagonal(K).max() < 1e9
+        self.rounded = K.astype(np.float32) if single else K
 
-    def posterior(self, precision, shift):
-        """Return the `JointState` for site parameters (n, K), copies of tied rows counted.
+    def posterior(self, precision: np.ndarray, shift: np.ndarray) -> ClassLatentState:
+        """Return the `ClassLatentState` for sites (n, K), copies of tied rows counted.
 
-        Single precision is given up at this kernel where the mean or a variance does not come out
-        of it, as it does in double precision.
+        Single precision is given up at this covariance where the mean or a variance does not come
+        out of it, as it does in double precision.
         """
-        if self._rounded is not self.K:
+        if self.rounded is not self.K:
             try:
-                return JointState(self.K, self._rounded, precision, shift)
+                return ClassLatentState(self.K, self.rounded, precision, shift)
             except gaussian.ImproperPosterior:
                 pass
-        state = JointState(self.K, self.K, precision, shift)
-        self._rounded = self.K
+        state = ClassLatentState(self.K, self.K, precision, shift)
+        self.rounded = self.K
         return state
 
-    def evidence_gradient(self, state):
-        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-        return self.contracted(state.evidence_curvature())
 
-    def expected_curvature(self, state, together=False):
-        """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
+def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
+    """Return the covariances (n, K, K) of the latent values of rows B.
 
-        Blocks between classes are left out, and those of classes count K / (K - 1) times: right
-        where all classes are alike, which makes the others 1 / (K - 1) of each.
-        """
-        K = len(state.spread.explained)
-        kind = np.float64 if len(self.X) <= LIMITS.thirds else np.float32
-        own = (self._curvature_of(B, together, kind) for B in state.inverse_totals())
-        return K / (K - 1.0) * sum(own)
+    `spread` (K, q, K, q) is the covariance of the weights.
+    """
+    C, q = spread.shape[:2]
+    cov = np.empty((C, C, B.shape[0]))
+    whole = hasattr(B, "quadratic")
+    for rows in [slice(None)] if whole else gaussian.row_blocks(B.shape[0], q, _BLOCK):
+        block = B if whole else B[rows]
+        for c in range(C):
+            for j in range(c + 1):
+                cov[c, j, rows] = cov[j, c, rows] = _quadratic(block, spread[c, :, j])
+    return np.ascontiguousarray(cov.transpose(2, 0, 1))
 
 
-class JointGPPosterior:
-    """Predictions of all classes from a `JointState` of training rows X."""
+def _quadratic(B: Any, matrix: np.ndarray) -> np.ndarray:
+    """Return b' matrix b (n,) of each row b."""
+    if hasattr(B, "quadratic"):
+        return B.quadratic(matrix)
+    product = B @ matrix
+    if sp.issparse(B):
+        return np.asarray(B.multiply(product).sum(axis=1)).ravel()
+    return np.einsum("iq,iq->i", product, B)
 
-    def __init__(self, kernel, X, state, factor):
-        self.kernel, self.X, self.factor = kernel, X, factor
-        self.alpha, self.precision = state.alpha, state.precision
 
-    def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name != "spread"}
+class ClassWeightState:
+    """Posterior of the weights of all classes given sites d, b (n, K), copies counted.
+
+    `coef` (K, q) are the means, `spread` (K, q, K, q) the covariance and `lower` the L with L L'
+    the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows,
+    `extra_var` (n,) or 0 variances of the latent values given these.
+    """
+
+    def __init__(
+        self, B: Any, prior: np.ndarray, precision: np.ndarray, shift: np.ndarray, extra_var: Any
+    ) -> None:
+        C, q = precision.shape[1], B.shape[1]
+        self.precision, self.shift, self.extra_var = precision, shift, extra_var
+        share = precision / precision.sum(1, keepdims=True)
+        A = np.zeros((C, q, C, q))
+        for c in range(C):
+            for j in range(c + 1):
+                own = precision[:, c] if c == j else 0.0
+                A[c, :, j] = gaussian.weighted_gram(B, own - precision[:, c] * share[:, j])
+                A[j, :, c] = A[c, :, j].T
+        A = A.reshape(C * q, C * q)
+        gaussian.add_to_diagonal(A, np.tile(prior, C))
+        self.lower = gaussian.checked_cholesky(A)
+        self.spread = gaussian.inverse_from_cholesky(self.lower).reshape(C, q, C, q)
+        pull = (B.T @ shift).T
+        self.coef = (self.spread.reshape(C * q, C * q) @ pull.ravel()).reshape(C, q)
+        self.mean = np.asarray(B @ self.coef.T)
+        self.cov = class_covariances(self.spread, B)
+        self.log_evidence = 0.5 * float(np.sum(pull * self.coef) + C * np.sum(np.log(prior)))
+        self.log_evidence -= float(np.sum(np.log(np.diagonal(self.lower))))
 
     @cached_property
-    def spread(self):
-        """The `ClassCovariance` of the sites.
+    def inverse(self) -> np.ndarray:
+        """Lower L^-1, made when it is needed."""
+        return gaussian.triangular_inverse(self.lower)
 
-        Found at first use from what is kept, hence alike before and after a pickle; O(K n^3).
-        """
-        return ClassCovariance(self.kernel(self.X), self.precision)
+    def pull(self) -> np.ndarray:
+        """Return what the sites pull the latent values of the rows by at the mean, (n, K)."""
+        return self.shift - star_times(self.precision, self.mean)
 
-    @property
-    def n_classes(self):
-        """Number of classes."""
-        return self.alpha.shape[1]
 
-    def latent_mean(self, X):
-        """Return means (n_new, K) of the classes at new rows."""
-        return covariances(self.kernel, X, self.X) @ self.alpha
+class ClassWeights:
+    """Structure of the weights of all classes over rows B (n, q).
 
-    def latent(self, X):
-        """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
-        k = covariances(self.kernel, self.X, X)
-        return k.T @ self.alpha, self.spread.blocks(self.kernel.diag(X), k)
+    `prior` (q,) are the prior precisions, the same for each class. A posterior costs
+    n q^2 K (K + 1) multiplications and (K q)^3 / 3, memory 2 (K q)^2 numbers.
+    """
 
-    def covariance(self, X1, X2, c, j):
-        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
-        k1, k2 = (covariances(self.kernel, self.X, new) for new in (X1, X2))
-        P, Q1 = self.spread.halves(c, k1)
-        shared = Q1.T @ self.spread.halves(j, k2)[1]
-        return shared + self.kernel(X1, X2) - P.T @ k2 if c == j else shared
+    def __init__(self, B: Any, prior: np.ndarray, extra_var: Any = 0.0) -> None:
+        self.B, self.prior, self.extra_var = B, prior, extra_var
 
-    def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n_new, K) of all classes at new rows.
-
-        Given the offsets the classes are independent; one vector of offsets is common to them.
-        """
-        k, prior = covariances(self.kernel, self.X, X), self.kernel(X)
-        draws = np.empty((n_samples, len(X), self.n_classes))
-        shared = rng.standard_normal((n_samples, len(k)))
-        for c in range(self.n_classes):
-            P, Q = self.spread.halves(c, k)
-            lower = gaussian.jittered_cholesky(prior - k.T @ P, 1e-10, largest=1e-6)[0]
-            own = rng.standard_normal((n_samples, len(X))) @ lower.T
-            draws[:, :, c] = k.T @ self.alpha[:, c] + own + shared @ Q
-        return draws
+    def posterior(self, precision: np.ndarray, shift: np.ndarray) -> ClassWeightState:
+        """Return the `ClassWeightState` for sites (n, K), copies of tied rows counted."""
+        return ClassWeightState(self.B, self.prior, precision, shift, self.extra_var)
