@@ -136,8 +136,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         How more than two classes are fitted. "joint" is the softmax with one posterior of the
         coefficients of all classes, by expectation propagation, for a Gaussian prior. All variances
         are exact, by a matrix of the coefficients, O(n d^2 K^2 + (K d)^3) a sweep. Where K matrices
-        of the rows are cheaper, O(K n^3), it is by these. Beyond 1e10 multiplications a sweep, or with
-        variance="calibrated", means come from conjugate gradients and variances are calibrated by
+        of the rows are cheaper, O(K n^3), it is by these. Beyond 1e10 multiplications a sweep, or
+        with variance="calibrated", means come from conjugate gradients and variances are calibrated by
         samples, O(K nnz) a product. Of ten classes up to some 750 rows are exact, whatever the
         columns, of three some 1050. `condition_on` takes exact variances of at most 4000
         coefficients. "one_vs_rest" fits one problem for each
