@@ -137,13 +137,12 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         coefficients of all classes, by expectation propagation, for a Gaussian prior. All variances
         are exact, by a matrix of the coefficients, O(n d^2 K^2 + (K d)^3) a sweep. Where K matrices
         of the rows are cheaper, O(K n^3), it is by these. Beyond 1e10 multiplications a sweep, or
-        with variance="calibrated", means come from conjugate gradients and variances are calibrated by
-        samples, O(K nnz) a product. Of ten classes up to some 750 rows are exact, whatever the
+        with variance="calibrated", means come from conjugate gradients and variances are calibrated
+        by samples, O(K nnz) a product. Of ten classes up to some 750 rows are exact, whatever the
         columns, of three some 1050. `condition_on` takes exact variances of at most 4000
-        coefficients. "one_vs_rest" fits one problem for each
-        class and normalises. "auto" is joint without partitions and without another `variance` or
-        `solver`, up to 2**25 rows times squared classes (256 MB a matrix). Beyond it warns and is
-        one_vs_rest.
+        coefficients. "one_vs_rest" fits one problem for each class and normalises. "auto" is joint
+        without partitions and without another `variance` or `solver`, up to 2**25 rows times
+        squared classes (256 MB a matrix). Beyond it warns and is one_vs_rest.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.
