@@ -576,10 +576,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             several classes jointly the means. Of one class against the rest the log odds of each
             averaged over its posterior, which rank as `predict_proba` does.
         """
-        X = self._check_new(X)
-        if len(self._posteriors) > 1:
-            return self._latents().log_odds(X)
-        return self._posteriors[0].latent_mean(X)
+        X, latents = self._check_new(X), self._latents()
+        return latents.log_odds(X) if len(self._posteriors) > 1 else latents.mean(X)
 
     def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
         """Draw coefficients from the posterior.

@@ -342,7 +342,7 @@ class LearnedScale:
         return new
 
 
-def _quadratic(u, precision):
+def _gaussian_penalty(u, precision):
     """Return the `Penalty` of weights u under N(0, 1 / precision)."""
     slope = precision * u
     return Penalty(0.5 * slope * u, slope, precision, precision)
@@ -403,7 +403,7 @@ class GaussianPrior(LearnedScale):
 
     def penalty(self, u, variances, scale):
         """Return the `Penalty` of weights u."""
-        return _quadratic(u, self.precision(scale))
+        return _gaussian_penalty(u, self.precision(scale))
 
     def log_normaliser(self, scale):
         """Return what the prior adds to the bound besides its penalty; flat priors add nothing."""
@@ -465,7 +465,7 @@ class SitePrior(LearnedScale):
         d = self.n_features
         own = self.site.penalty(u[:d] / scale, variances / scale**2)
         sites = (own[0], own[1] / scale, own[2] / scale**2, own[3] / scale**2)
-        rest = _quadratic(u[d:], 1.0 / self.variance[d:])
+        rest = _gaussian_penalty(u[d:], 1.0 / self.variance[d:])
         return Penalty(*(np.concatenate(pair) for pair in zip(sites, rest, strict=True)))
 
     def log_normaliser(self, scale):

@@ -78,8 +78,6 @@ class WeightPosterior(LinearPosterior):
 
     def _lessened(self, var, product):
         """Return variances less what the included rows explain, `product` (.., m) with them."""
-        if product.shape[1] == 0:
-            return var
         explained = np.einsum("ij,ij->i", product, product)
         exact = self.predictor is self.system
         least = np.finfo(float).eps if exact else 1.0 - _LARGEST_SHARE
@@ -150,16 +148,6 @@ class WeightPosterior(LinearPosterior):
             new.precision = np.append(new.precision, precision)
             new.roots = np.append(new.roots, root)
         return new, log_prob
-
-
-def mixed_weights(nodes, weight, slope, temper):
-    """Return what predicts from the posteriors of nodes with weight (M,): one as it is, if it may.
-
-    It may where the calibration says nothing.
-    """
-    if len(nodes) == 1 and slope == temper == 1.0:
-        return nodes[0]
-    return AveragedWeights(nodes, weight, slope, temper)
 
 
 class AveragedWeights(LinearPosterior, AveragedPosterior):

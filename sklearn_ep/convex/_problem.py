@@ -22,7 +22,7 @@ from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
 from ._parameters import SIZES, Limits, is_flat, learns_scale, make_prior, refuse_integration
-from ._posterior import WeightPosterior, mixed_weights
+from ._posterior import AveragedWeights, WeightPosterior
 from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher, weighted_variances
@@ -152,7 +152,7 @@ def fit_exact(problem, sign, monitor, k):
         average=average,
     )
     posteriors = [problem.posterior(each) for each in steps]
-    posterior = mixed_weights(posteriors, weight, *left_out.scale)
+    posterior = AveragedWeights(posteriors, weight, *left_out.scale)
     attributes = of_all_rows(rows.copies, attributes)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
@@ -218,7 +218,7 @@ def _visited(problem, rows, monitor, k):
 
 def _calibrated(fit, more):
     """Return a `BinaryFit` with further attributes, of which those of rows calibrate it."""
-    posterior = mixed_weights([fit.posterior], np.ones(1), *more["left_out"].scale)
+    posterior = AveragedWeights([fit.posterior], np.ones(1), *more["left_out"].scale)
     return fit._replace(posterior=posterior, attributes=fit.attributes | more)
 
 
@@ -365,13 +365,20 @@ def _sampling_pays(estimator, X, side):
     return _RATES.begun + _RATES.entry * X.nnz + _RATES.column * X.shape[1] < exact
 
 
+def _dual_pays(X, most):
+    """Return whether a matrix of the rows of X (q, d) is cheaper than one of the columns.
+
+    Where it has more rows than columns only up to `most` of them.
+    """
+    q, d = X.shape
+    return d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= most)
+
+
 def _methods(estimator, X):
     """Return the way to variances and the solver for rows X (q, d) in memory."""
-    q, d = X.shape
-    dual = d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= SIZES.exact)
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
-    primal = is_flat(estimator) or estimator.prior != "gaussian" or not dual
-    variance, solver, side = estimator.variance, estimator.solver, d if primal else q
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or not _dual_pays(X, SIZES.exact)
+    variance, solver, side = estimator.variance, estimator.solver, X.shape[1 if primal else 0]
     if variance == "auto":
         sampled = side > SIZES.exact or _sampling_pays(estimator, X, side)
         variance = "calibrated" if sampled else "exact"

@@ -169,8 +169,6 @@ class RegressionPlan:
             return 1.0, 0.0  # rows tell nothing
         # without digits where only the row itself predicts it
         proper = var < BY.most_noise * loop.size / np.finfo(float).eps
-        if not np.any(proper):
-            return 1.0, 0.0
         gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
         var = var - np.bincount(row, apart**2 / precision[lone], minlength=n)
         shared = proper & (np.bincount(row, minlength=n) == 0)

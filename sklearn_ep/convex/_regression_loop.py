@@ -307,26 +307,6 @@ class RegressionLoop:
         smooth = _smoothed(sampled, self._orders[-1], k)
         return _systems.HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
 
-    def solve(self, max_iter, monitor):
-        """Iterate to the fixed point.
-
-        Returns the `Result` of the loop and the bound with its standard error.
-        """
-        limits: Any = dict(max_iter=max_iter, tol=self.tol, monitor=monitor)
-        if self.exact:
-            # with more columns than rows the noise falls by steps that are smallest half-way, which
-            # acceleration takes for the end: 40 sets of 50 x 120 take 21 steps for 61 where it may
-            # not lower the bound
-            limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
-            limits["accept"] = not_lower
-        result = iterate(self.evaluate, self.start(), **limits)
-        step = result.evaluation.payload
-        if self.exact or self.design.n_sites != self.design.shape[1]:
-            return result, step.objective, 0.0
-        of_system = step.system.times, step.system.preconditioner
-        log_det, error = _systems.log_determinant(*of_system, self.probes)
-        return result, self.bound(step.scale, step.loss, log_det), 0.5 * error
-
 
 def _asked(loop):
     """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
@@ -367,3 +347,24 @@ def _smoothed(sampled, order, n_samples):
     shrink = _systems.share_of_spread(squares - means**2, n_samples)
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
     return np.maximum(out, TINY)
+
+
+def solve(loop, max_iter, monitor):
+    """Iterate a loop to its fixed point.
+
+    Returns the `Result` of the loop and the bound with its standard error.
+    """
+    limits: Any = dict(max_iter=max_iter, tol=loop.tol, monitor=monitor)
+    if loop.exact:
+        # with more columns than rows the noise falls by steps that are smallest half-way, which
+        # acceleration takes for the end: 40 sets of 50 x 120 take 21 steps for 61 where it may
+        # not lower the bound
+        limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
+        limits["accept"] = not_lower
+    result = iterate(loop.evaluate, loop.start(), **limits)
+    step = result.evaluation.payload
+    if loop.exact or loop.design.n_sites != loop.design.shape[1]:
+        return result, step.objective, 0.0
+    of_system = step.system.times, step.system.preconditioner
+    log_det, error = _systems.log_determinant(*of_system, loop.probes)
+    return result, loop.bound(step.scale, step.loss, log_det), 0.5 * error

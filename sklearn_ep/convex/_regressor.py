@@ -17,6 +17,7 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.row_parts import merged, statistics_of_rows
 from .._estimator.summary import CoefficientReport, interval_of
 from ._regression import Rows, plan_regression, rows_of_parts, takes_exact
+from ._regression_loop import solve
 from ._sites import SITES, SuperGaussianSite
 
 
@@ -216,7 +217,7 @@ class ConvexVariationalRegressor(
         monitor = fitting.FitMonitor(
             self, X, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
         )
-        fitted = plan.loop.solve(self.max_iter, monitor)
+        fitted = solve(plan.loop, self.max_iter, monitor)
         monitor.finish()
         return self._stored(plan, fitted, X)
 
@@ -266,7 +267,7 @@ class ConvexVariationalRegressor(
             )
         batch = statistics_of_rows(*rows)
         plan = plan_regression(self, None, batch if known is None else merged(known, batch))
-        return self._stored(plan, plan.loop.solve(self.max_iter, SILENT), X)
+        return self._stored(plan, solve(plan.loop, self.max_iter, SILENT), X)
 
     def _stored(self, plan, fitted, X):
         """Set the fitted attributes by a plan and what its loop led to; return the estimator."""

@@ -114,6 +114,13 @@ def about(X, centre):
     return aslinearoperator(X) - ones @ aslinearoperator(centre[None])
 
 
+def dense_about(X, centre):
+    """Return the same as a dense matrix."""
+    if not isinstance(X, np.ndarray):
+        X = X.toarray() if sp.issparse(X) else X @ np.eye(len(centre))
+    return X - centre
+
+
 def surely_positive(variances, squares):
     """Return variances, those zero that are rounding errors of columns of some mean squares."""
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
@@ -333,6 +340,7 @@ class DualSystem:
         self.lower = gaussian.checked_cholesky(M)
 
     draw = perturbed_draws
+    rows_about = staticmethod(dense_about)  # with others digits cancel beside the prior's
 
     @property
     def log_det(self):
@@ -387,13 +395,6 @@ class DualSystem:
         columns, prior = self.design.B.T, self.prior.coefficient_variance()
         out = half.row_variance(columns.tocsr() if sp.issparse(columns) else columns)
         return gaussian.positive_variance(prior - prior**2 * out, prior)
-
-    @staticmethod
-    def rows_about(X, centre):
-        """Return dense rows about a centre: with others digits cancel beside the prior's."""
-        if not isinstance(X, np.ndarray):
-            X = X.toarray() if sp.issparse(X) else X @ np.eye(len(centre))
-        return X - centre
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""

@@ -133,7 +133,7 @@ def test_evidence_of_ep_is_nearer_to_the_truth_than_the_bound(seed):
         e = plain_logistic(np.exp(phi), tol=1e-6, inner_tol=1e-7, max_iter=100).fit(X, y)
         prior = multivariate_normal(cov=np.diag([np.exp(phi)] * 6 + [100.0]))
         u = np.append(e.coef_[0], e.intercept_)
-        drawn = e._posteriors[0].system.covariance(np.eye(7), np.eye(7))
+        drawn = e._posteriors[0].nodes[0].system.covariance(np.eye(7), np.eye(7))
         student = multivariate_t(u, 1.3 * drawn, df=5, seed=rng)
         draws = student.rvs(40_000)
         log_w = -np.sum(np.logaddexp(0.0, -sign * (draws @ B.T)), axis=1)
