@@ -12,7 +12,6 @@ from scipy.special import log_softmax, logit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, DotProduct, Kernel
-from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import class_left_out, class_log_weights
@@ -659,9 +658,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         kernel = getattr(posterior, "kernel", None)  # with inducing points it takes vectors
         if kernel is not None and not kernel.requires_vector_input:
             return object_rows(X)
-        if self._coder is None:
-            return super()._check_new(X)
-        return check_array(self._coder.transform(X), estimator=self, input_name="X")
+        return checks.validated_coded(self, X, self._coder, reset=False)
 
     def _training(self, X, y, sample_weight, dtype=np.float64):
         """Return the checked `Training` with weights of rows times those of classes."""
