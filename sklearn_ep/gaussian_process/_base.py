@@ -241,6 +241,8 @@ def check_kernel(kernel, K):
     """Raise a ValueError unless a kernel matrix is finite and positive semidefinite."""
     if not np.all(np.isfinite(K)):
         raise ValueError(f"kernel {kernel} gives NaN or infinity on these data; scale the columns.")
+    if not np.any(K):  # as a WhiteKernel alone is between inducing points and rows
+        raise ValueError(f"kernel {kernel} is zero between all rows: add a kernel that is not.")
     try:
         jittered_cholesky(K, 1e-10, largest=1e-6)
     except ImproperPosterior as error:
@@ -260,6 +262,16 @@ def object_rows(X):
     for i, row in enumerate(X):  # one by one: numpy would look into rows that are sequences
         rows[i] = row
     return rows
+
+
+def _refuse_strings(X):
+    """Raise a ValueError where rows are strings, of which inducing points cannot be chosen."""
+    rows = object_rows(X)
+    if rows.ndim == 1 and len(rows) and isinstance(rows[0], str | bytes):
+        raise ValueError(
+            f"inducing points take rows of numbers, and a row of X is {rows[0]!r:.60}: the kernel "
+            "compares such rows in a dense fit."
+        )
 
 
 def warn_at_bounds(kernel):
@@ -667,6 +679,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False, dtype=None)
             training = checks.validate_training(self, object_rows(X), y, sample_weight, **free)
         else:
+            if self.kernel is not None and not self.kernel.requires_vector_input:
+                _refuse_strings(X)
             coded = X
             # categories become indicators
             if self.kernel is None and hasattr(X, "dtypes") and category_columns(X):
