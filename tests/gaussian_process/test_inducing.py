@@ -664,6 +664,19 @@ def chosen_points(X, m):
         return est.fit(X, np.arange(len(X)) % 2).inducing_points_
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "fmin_l_bfgs_b"])
+@pytest.mark.parametrize("length", [1e-5, 1e3])
+def test_first_lengths_from_which_nothing_is_seen(length, optimizer):
+    X, y = toy()
+    how = dict(method="sparse", optimizer=optimizer, n_inducing=20, random_state=0)
+    near, far = (
+        EPGaussianProcessClassifier(ConstantKernel() * RBF(first), **how).fit(X, y)
+        for first in (1.0, length)
+    )
+    assert far.log_evidence_ == pytest.approx(near.log_evidence_, abs=0.5)
+    assert log_loss(far, X, y) == pytest.approx(log_loss(near, X, y), abs=0.02)
+
+
 @pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
 def test_given_inducing_points_of_a_frame_go_by_name(model):
     X, y = toy(40)
