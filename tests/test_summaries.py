@@ -11,6 +11,7 @@ from sklearn_ep import (
     ConvexVariationalLogistic,
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
 )
 
 X, Y = load_iris(return_X_y=True)
@@ -101,3 +102,10 @@ def test_parameters_of_summaries_are_checked(bad):
     for est in (ConvexVariationalLogistic(1.0), EPGaussianProcessClassifier(optimizer=None)):
         with pytest.raises(ValueError, match=next(iter(bad))):
             est.fit(*TWO).summary(**bad)
+
+
+def test_an_intercept_has_no_inclusion():
+    found = SpikeSlabClassifier(hyperparameters="mode").fit(*TWO).summary()
+    assert np.isnan(found.to_frame().loc["intercept", "inclusion"])
+    assert str(found).splitlines()[-1].split()[::5] == ["intercept", "-"]
+    assert "nan" not in str(found) + found._repr_html_()

@@ -84,6 +84,10 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
         unseen = 1.0 - np.add.reduceat(indicators, np.append(0, stops[:-1]), axis=1)
         return np.hstack([self._numbers(X), np.insert(indicators, stops, unseen, axis=1)])
 
+    def column_of(self, j):
+        """Return the index of the column of the frame that column j of the result is of."""
+        return [*self.numbers_, *self.columns_][self.groups_[j]]
+
     def _categories(self, X):
         """Return the categories (n, c) as objects, None where they are missing."""
         values = np.array(columns_at(X, self.columns_), dtype=object)

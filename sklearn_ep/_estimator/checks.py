@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state, check_scalar, compute_class_weight
+from sklearn.utils import check_array, check_random_state, check_scalar, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -39,6 +39,17 @@ def validated(estimator, X, *args, **kwargs):
     if hasattr(X, "columns"):
         check_columns(X)
     return validate_data(estimator, X, *args, **kwargs)
+
+
+def validated_coded(estimator, X, coder, **how):
+    """Return rows as numbers, after the indicators of a fitted `CategoryCoder` or without, None.
+
+    Errors name the estimator, and number and names of columns are those of the caller.
+    """
+    if coder is None:
+        return validated(estimator, X, dtype=np.float64, **how)
+    validate_data(estimator, X, skip_check_array=True, **how)
+    return check_array(coder.transform(X), estimator=estimator, input_name="X")
 
 
 class CheckedInput(BaseEstimator):
@@ -220,6 +231,10 @@ class ColumnRanges(NamedTuple):
         return np.maximum(-self.low, self.high)
 
 
+class SpreadWarning(UserWarning):
+    """Columns that differ so much that they share no unit."""
+
+
 def warn_of_spreads(estimator, X):
     """Warn, and name a column, where columns of X differ so much that they share no unit.
 
@@ -243,7 +258,7 @@ def warn_of_spreads(estimator, X):
         f"{spread.min():.3g} and {spread.max():.3g}; column {_column_name(estimator, j)} is "
         "farthest from the others. The prior takes all columns to be in one unit: standardise "
         "them, for instance by a pipeline with StandardScaler.",
-        UserWarning,
+        SpreadWarning,
         stacklevel=4,
     )
     return True
@@ -314,7 +329,9 @@ def numerical_cause(X, sample_weight):
 
 
 def _column_name(estimator, j):
-    names = getattr(estimator, "feature_names_in_", None)
+    """Return the name, or else the index, of the column of X that column j of a fit is of."""
+    names, coder = (getattr(estimator, name, None) for name in ("feature_names_in_", "_coder"))
+    j = j if coder is None else coder.column_of(j)
     return str(j) if names is None else repr(str(names[j]))
 
 

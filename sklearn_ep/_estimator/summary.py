@@ -225,6 +225,11 @@ def _cell(value):
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
+def _entry(value):
+    """Return a value of a table as text; nan stands for what the row does not have."""
+    return "-" if isinstance(value, float | np.floating) and np.isnan(value) else _cell(value)
+
+
 def frame_of(columns):
     """Return columns as a data frame, indexed by the first."""
     import pandas as pd
@@ -234,7 +239,7 @@ def frame_of(columns):
 
 def _html_table(columns):
     """Return columns as a table of HTML."""
-    cells = [[_cell(v) for v in values] for values in columns.values()]
+    cells = [[_entry(v) for v in values] for values in columns.values()]
     lines = [("th", columns), *(("td", row) for row in zip(*cells, strict=True))]
     rows = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in row) for tag, row in lines)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
@@ -242,7 +247,7 @@ def _html_table(columns):
 
 def text_table(columns):
     """Return columns as text, numbers aligned to the right."""
-    cells = [[name, *(_cell(v) for v in values)] for name, values in columns.items()]
+    cells = [[name, *(_entry(v) for v in values)] for name, values in columns.items()]
     widths = [max(map(len, column)) for column in cells]
     rows = zip(*cells, strict=True)
     pad = (str.ljust, *[str.rjust] * (len(cells) - 1))
@@ -298,8 +303,9 @@ class Summarised:
         summary : Summary
             Printing it shows the tables; ``to_frame()`` gives the first to pandas. Linear models
             have coefficients, under columns name, mean, sd, lower and upper, and inclusion where
-            columns may be left out (nan for the intercept). An intercept is the last row. With more
-            than two classes a name is "class: column", and the intercepts of all classes are last.
+            columns may be left out (nan for the intercept, printed as -). An intercept is the last
+            row. With more than two classes a name is "class: column", and the intercepts of all
+            classes are last.
 
             Gaussian processes have the parameters of their kernel: name, value (the exponential of
             the mean log) and, where they are averaged over, lower and upper of a log-normal

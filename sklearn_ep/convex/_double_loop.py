@@ -184,6 +184,9 @@ class DoubleLoop:
         self.size = max(size, np.finfo(float).tiny)
         self.u = getattr(self.prior, "mean", np.zeros(n))
         self.s = self.design.B @ self.u
+        # with a prior of the scale its mode is wanted roughly, and MacKay's steps are as good
+        one = self.prior.learn and self.prior.groups is None and not self.prior.n_sites
+        self._newton = one and self.of_scale is None
 
     def start(self, last=None):
         """Return the state to start from: that of an earlier fit, or Jacobi variances."""
@@ -239,12 +242,15 @@ class DoubleLoop:
         n_scales = len(log_scales(self.prior, scale))
         change = np.abs(target - x)
         change[len(change) - n_scales :] *= self.prior.scale_share
+        residual = float(np.max(change))  # of a scale always the change that MacKay's update asks
+        if self._newton:
+            target[-1] = np.log(self.prior.newton_scale(inner.u, prior, scale, system, dof))
         # in the least squares of the acceleration copies of a row count like rows
         tail = np.full(n_scales, np.sqrt(self.weight.sum()))
         metric = np.concatenate([np.sqrt(self.weight), np.ones(self.prior.n_sites), tail])
         own_density = self.of_scale.log_density(np.log(scale)) if self.of_scale else 0.0
         record = {"objective": step.objective + own_density}
-        return Evaluation(target, float(np.max(change)), metric, record, step)
+        return Evaluation(target, residual, metric, record, step)
 
     def _bound(self, step):
         """Return the bound on the log evidence, with the variances of this very posterior."""

@@ -12,7 +12,6 @@ from scipy.special import log_softmax, logit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, DotProduct, Kernel
-from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import class_left_out, class_log_weights
@@ -242,6 +241,8 @@ def check_kernel(kernel, K):
     """Raise a ValueError unless a kernel matrix is finite and positive semidefinite."""
     if not np.all(np.isfinite(K)):
         raise ValueError(f"kernel {kernel} gives NaN or infinity on these data; scale the columns.")
+    if not np.any(K):  # as a WhiteKernel alone is between inducing points and rows
+        raise ValueError(f"kernel {kernel} is zero between all rows: add a kernel that is not.")
     try:
         jittered_cholesky(K, 1e-10, largest=1e-6)
     except ImproperPosterior as error:
@@ -261,6 +262,16 @@ def object_rows(X):
     for i, row in enumerate(X):  # one by one: numpy would look into rows that are sequences
         rows[i] = row
     return rows
+
+
+def _refuse_strings(X):
+    """Raise a ValueError where rows are strings, of which inducing points cannot be chosen."""
+    rows = object_rows(X)
+    if rows.ndim == 1 and len(rows) and isinstance(rows[0], str | bytes):
+        raise ValueError(
+            f"inducing points take rows of numbers, and a row of X is {rows[0]!r:.60}: the kernel "
+            "compares such rows in a dense fit."
+        )
 
 
 def warn_at_bounds(kernel):
@@ -659,9 +670,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         kernel = getattr(posterior, "kernel", None)  # with inducing points it takes vectors
         if kernel is not None and not kernel.requires_vector_input:
             return object_rows(X)
-        if self._coder is None:
-            return super()._check_new(X)
-        return check_array(self._coder.transform(X), estimator=self, input_name="X")
+        return checks.validated_coded(self, X, self._coder, reset=False)
 
     def _training(self, X, y, sample_weight, dtype=np.float64):
         """Return the checked `Training` with weights of rows times those of classes."""
@@ -670,6 +679,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False, dtype=None)
             training = checks.validate_training(self, object_rows(X), y, sample_weight, **free)
         else:
+            if self.kernel is not None and not self.kernel.requires_vector_input:
+                _refuse_strings(X)
             coded = X
             # categories become indicators
             if self.kernel is None and hasattr(X, "dtypes") and category_columns(X):

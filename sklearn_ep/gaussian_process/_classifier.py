@@ -86,7 +86,8 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
         level, and unseen levels are as far from each level as two levels are from each other. A
         kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
         the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
-        so.
+        so. Learning through inducing points starts with lengths about the spread of the rows where
+        those of a given kernel join all points to each other, or none.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
         (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows; up to 1000 for at

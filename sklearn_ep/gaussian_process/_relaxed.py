@@ -586,7 +586,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         `unit` (d,) is the spread of the columns, `empty` are sites that say nothing.
         """
         if Z is not None:
-            base.check_kernel(kernel, kernel(Z))
+            base.check_kernel(kernel, kernel(Z, Z))
         settings, sites = self._first_settings(empty, kernel, Z, spread)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None

@@ -28,7 +28,16 @@ from .._engine.hyper import log_mixture, mixture_moments
 from .._engine.partition import Workers
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.base import SavedEstimator
-from .._estimator.checks import check_number, checked_weights, warn_of_few_copies
+from .._estimator.categories import CategoryCoder, category_columns
+from .._estimator.checks import (
+    FewCopiesWarning,
+    SpreadWarning,
+    check_number,
+    checked_weights,
+    validated_coded,
+    warn_of_few_copies,
+    warn_of_spreads,
+)
 from .._estimator.fitting import fit_method
 from .._estimator.summary import Table
 from ._parts import default_parts, fit_part, optimism, proba_intervals
@@ -297,12 +306,18 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         warn_of_few_copies(self, weight[seen])
         n_rows = max(weight.sum(), np.count_nonzero(seen))
         named = self._checked_parts(X, n_rows)
+        warned: list[type[UserWarning]] = [FewCopiesWarning]
+        self._default, self._coder = self.estimators is None, None
+        if self._default:
+            self._coder = CategoryCoder().fit(X) if category_columns(X) else None
+            warn_of_spreads(self, self._checked_rows(X, reset=True)[seen])
+            warned.append(SpreadWarning)
         if self.estimators is None and not sp.issparse(X):
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
         # the same folds for all parts: a splitter may draw others, or give none, when asked again
         cv = None if self.cv is None else list(check_cv(self.cv, y, classifier=True).split(X, y))
-        tasks = [(fit_part, name, part, X, y, sample_weight, cv) for name, part in named]
+        tasks = [(fit_part, name, part, X, y, sample_weight, cv, warned) for name, part in named]
         parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
         proba = np.array(each)
         # sampled variances leave some rows of a part no cavity, and folds some rows without others
@@ -346,6 +361,12 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
                 raise ValueError(f"the part {name!r} is no classifier: {part!r}.")
         return named
 
+    def _checked_rows(self, X, reset=False):
+        """Return rows as numbers, checked for default parts: their errors would name a part."""
+        if not self._default:
+            return X
+        return validated_coded(self, X, self._coder, reset=reset, accept_sparse=("csr", "csc"))
+
     @property
     def named_estimators_(self):
         """The fitted parts by name."""
@@ -365,6 +386,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             Columns in the order of `classes_`; rows sum to one.
         """
         check_is_fitted(self)
+        self._checked_rows(X)
         return np.tensordot(self.weights_, [part.predict_proba(X) for part in self.estimators_], 1)
 
     def predict_log_proba(self, X: RowsLike) -> np.ndarray:
@@ -381,6 +403,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             Columns in the order of `classes_`.
         """
         check_is_fitted(self)
+        self._checked_rows(X)
         log_p = np.array([part.predict_log_proba(X) for part in self.estimators_])
         return log_mixture(self.weights_, log_p)
 
@@ -410,6 +433,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             If `level` is not between 0 and 1, or no part has a `predict_proba_interval`.
         """
         check_is_fitted(self)
+        self._checked_rows(X)
         found = proba_intervals(self._names, self.estimators_, self.weights_, X, level)
         return np.tensordot(self.weights_, found, 1)
 

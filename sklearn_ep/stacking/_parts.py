@@ -16,7 +16,7 @@ from sklearn.utils.validation import has_fit_parameter, validate_data
 from .._engine.left_out import ClassRows, LogPrior, calibrated
 from .._engine.rows import find_copies
 from .._estimator.categories import CategoryCoder, category_columns
-from .._estimator.checks import FewCopiesWarning, draw_seed
+from .._estimator.checks import draw_seed
 from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
@@ -182,15 +182,17 @@ def _asking(step):
     return own.set_fit_request(sample_weight=True) if asks else own
 
 
-def fit_part(name, part, X, y, sample_weight, cv):
+def fit_part(name, part, X, y, sample_weight, cv, warned):
     """Return a fitted copy of a part and the probabilities (n,) of labels that are left out.
 
     One row is left out at a time, or a fold of `cv`. A row has none (nan) whose class is in no row
-    that its fold is predicted from: a probability of zero would say nothing of the part.
+    that its fold is predicted from: a probability of zero would say nothing of the part. Warnings
+    of the kinds `warned` are not shown: the stack itself has given them.
     """
     weights = {} if sample_weight is None else _weight_arguments(name, part, sample_weight)
-    with warnings.catch_warnings():  # the stack itself has told of weights
-        warnings.simplefilter("ignore", FewCopiesWarning)
+    with warnings.catch_warnings():
+        for kind in warned:
+            warnings.simplefilter("ignore", kind)
         fitted = clone(part).fit(X, y, **weights)
         if cv is None:
             return fitted, leave_one_out(f"the part {name!r}", fitted, y)

@@ -36,6 +36,19 @@ def fit(X, y, **kw):
     return ConvexVariationalLogistic(**kw).fit(X, y)
 
 
+# ---------------------------------------------------------------------------- mode
+
+
+@pytest.mark.parametrize("d", [1, 3, 10, 40])
+def test_mode_of_columns_that_tell_nothing_is_no_variance_at_all(d):
+    X = np.random.default_rng(0).standard_normal((30, d))
+    X, y = np.vstack([X, X]), np.repeat([0, 1], 30)  # each row has both labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model = fit(X, y, hyperparameters="mode")
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 0.5, atol=0.01)
+
+
 # ---------------------------------------------------------------------------- average
 
 

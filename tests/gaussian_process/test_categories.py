@@ -157,3 +157,9 @@ def test_frames_of_categories_alone_and_of_several_classes(names, classes, shade
     model = EPGaussianProcessClassifier().fit(frame[names], y)
     assert model.predict_proba(frame[names]).shape == (len(y), classes)
     assert model.kernel_.n_dims - 1 == len(names)
+
+
+def test_checks_name_columns_of_the_frame_behind_its_categories(shades):
+    frame, y = shades
+    with pytest.warns(UserWarning, match="column 'z' is farthest"):
+        EPGaussianProcessClassifier(optimizer=None).fit(frame.assign(z=1e6 * frame.z), y)

@@ -13,7 +13,13 @@ from oracles import oracle
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, RationalQuadratic
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
@@ -656,6 +662,44 @@ def chosen_points(X, m):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns of other scales, and of fewer distinct rows
         return est.fit(X, np.arange(len(X)) % 2).inducing_points_
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "fmin_l_bfgs_b"])
+@pytest.mark.parametrize("length", [1e-5, 1e3])
+def test_first_lengths_from_which_nothing_is_seen(length, optimizer):
+    X, y = toy()
+    how = dict(method="sparse", optimizer=optimizer, n_inducing=20, random_state=0)
+    near, far = (
+        EPGaussianProcessClassifier(ConstantKernel() * RBF(first), **how).fit(X, y)
+        for first in (1.0, length)
+    )
+    assert far.log_evidence_ == pytest.approx(near.log_evidence_, abs=0.5)
+    assert log_loss(far, X, y) == pytest.approx(log_loss(near, X, y), abs=0.02)
+
+
+@pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
+def test_given_inducing_points_of_a_frame_go_by_name(model):
+    X, y = toy(40)
+    frame = pd.DataFrame(X).rename(columns=str).assign(part=np.where(X[:, 0] > 0, "high", "low"))
+    fitted = model(inducing_points=frame[:10], optimizer=None).fit(frame, y)
+    assert fitted.inducing_points_.shape == (10, X.shape[1] + 3)
+    with pytest.raises(ValueError, match="inducing_points has columns"):
+        model(inducing_points=frame.iloc[:10, ::-1]).fit(frame, y)
+
+
+@pytest.mark.parametrize(
+    ("model", "through_points"),
+    [
+        (EPGaussianProcessClassifier, dict(method="sparse")),
+        (RelaxedEPClassifier, dict(n_inducing=10)),
+    ],
+)
+def test_kernels_that_inducing_points_cannot_carry(model, through_points):
+    X, y = toy(40)
+    with pytest.raises(ValueError, match="zero between all rows"):
+        model(WhiteKernel(), inducing_points=X[:10]).fit(X, y)
+    with pytest.raises(ValueError, match="a row of X is 'ab'"):
+        model(ConstantKernel(), **through_points).fit(["ab", "c"] * 20, y)
 
 
 def test_choice_of_inducing_points():

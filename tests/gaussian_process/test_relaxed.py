@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, RationalQuadratic
 from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import train_test_split
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Nodes
@@ -650,3 +651,13 @@ def test_latent_noise_without_a_kernel_is_told(noise):
     proba = RelaxedEPClassifier(optimizer=None).fit(X, y).predict_proba(X)
     np.testing.assert_allclose(est.predict_proba(X), proba, atol=1e-4)
     est.set_params(kernel=RBF(1.0)).fit(X, y)
+
+
+@pytest.mark.parametrize("seed", [1, 9])  # all of a class are errors, and no fixed point
+@pytest.mark.parametrize("optimizer", ["fmin_l_bfgs_b", None])
+def test_large_amplitudes_do_not_make_errors_of_a_class(seed, optimizer):
+    X, y = load_iris(return_X_y=True)
+    X, _, y, _ = train_test_split(X, y == 1, test_size=0.4, random_state=seed)
+    model = RelaxedEPClassifier(DotProduct(), optimizer=optimizer).fit(X, y)
+    assert model.converged_ and model.label_noise_ < 0.2
+    assert log_loss(y, model.predict_proba(X)[:, 1]) < 0.6

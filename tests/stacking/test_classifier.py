@@ -466,3 +466,18 @@ def test_several_classes_inducing_points_and_rows_seen_again_have_none(default):
         assert other.odds_slope_ == 1.0
         plain = EPGaussianProcessClassifier.predict_proba_interval(other, X)
         assert_array_equal(other.predict_proba_interval(X), plain)
+
+
+def test_default_parts_leave_errors_and_warnings_of_rows_to_the_stack():
+    X, y = make_classification(60, 4, random_state=0)
+    model, bad = BayesianStackingClassifier(random_state=0), X.copy()
+    bad[3, 2] = np.nan
+    with pytest.raises(ValueError, match="BayesianStackingClassifier does not accept missing"):
+        model.fit(bad, y)
+    with pytest.warns(UserWarning, match="farthest") as told:
+        model.fit(X * [1.0, 1.0, 1e5, 1.0], y)
+    assert [str(w.message).split(":")[0] for w in told] == ["BayesianStackingClassifier"]
+    with pytest.raises(ValueError, match="BayesianStackingClassifier does not accept missing"):
+        model.predict_proba(bad)
+    with pytest.raises(ValueError, match="BayesianStackingClassifier is expecting 4"):
+        model.predict_log_proba(X[:, :3])

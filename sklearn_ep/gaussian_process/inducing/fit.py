@@ -45,6 +45,10 @@ class SomeRows(NamedTuple):
     copies: Any = None
 
 
+# Correlations between which a first kernel tells points apart, and some from others.
+_JOINED = (1e-3, 0.95)
+
+
 @dataclass
 class InducingPlan:
     """All of a fit through inducing points that is decided before it starts.
@@ -269,8 +273,27 @@ def _first_kernel_and_points(estimator, data, seed, known, begins):
     kernel = known.kernel if known else base.initial_kernel(estimator, float(data.var.sum()))
     m = base.inducing_count(estimator, sum(data.sizes) if begins else None)
     Z = rows.first_points(estimator, data.candidates, data.candidate_weight, seed, kernel, m=m)
-    base.check_kernel(kernel, kernel(Z, Z))
-    return kernel, Z
+    K = kernel(Z, Z)
+    base.check_kernel(kernel, K)
+    learns = estimator.kernel is not None and estimator.optimizer is not None
+    return _in_sight(kernel, K, data.spread or 1.0) if learns else kernel, Z
+
+
+def _in_sight(kernel, K, spread):
+    """Return a kernel to learn, its lengths about the spread of the rows where K says nothing.
+
+    K (m, m) is that of the inducing points. Where it joins all of them to each other, or none, the
+    evidence is level, and steps between passes lead nowhere.
+    """
+    theta, (lowest, highest) = kernel.theta, _JOINED
+    if spaces.n_length_scales(kernel) == 0 or len(K) < 2:
+        return kernel
+    joined = K[~np.eye(len(K), dtype=bool)] / K[0, 0]  # stationary: the diagonal is one number
+    places = spaces.KernelScales.at(kernel, theta).lengths
+    if not len(places) or (joined.min() <= highest and joined.max() >= lowest):
+        return kernel
+    theta[places] += np.log(spread) - np.mean(theta[places])
+    return with_theta(kernel, np.clip(theta, *kernel.bounds.T))
 
 
 def _averaging(estimator, kernel, data, joint):

@@ -13,6 +13,7 @@ from ..._engine.partition import load_part
 from ..._engine.rows import minibatches, row_keys, taken_copies
 from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import check_alike, names_of_part, read_part, set_columns
+from ..._estimator.tables import names_of
 from .._base import check_scale, inducing_count, weighted_mean
 from .._kernels import column_lengths
 from .._limits import LIMITS
@@ -353,6 +354,7 @@ def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
     if given is None:
         Z = choose_inducing_points(rows, weight, m or inducing_count(estimator), seed, kernel)
     else:
+        given = _in_columns_of_fit(estimator, given)
         Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
         if Z.shape[1] != rows.shape[1]:
             raise ValueError(
@@ -361,6 +363,16 @@ def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
     if told:
         _warn_fewer_inducing(estimator, Z)
     return Z
+
+
+def _in_columns_of_fit(estimator, given):
+    """Return given points with indicators for categories, after a look at the names of a frame."""
+    names, known = names_of(given), getattr(estimator, "feature_names_in_", None)
+    if names is None or known is None:
+        return given
+    if names != list(known):
+        raise ValueError(f"inducing_points has columns {names}, but X has {list(known)}.")
+    return given if estimator._coder is None else estimator._coder.transform(given)
 
 
 def _warn_fewer_inducing(estimator, Z):

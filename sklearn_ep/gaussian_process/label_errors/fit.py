@@ -32,6 +32,7 @@ ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 # main the neighbours of the mode: on ten splits with and without wrong labels the log loss is that
 # of a finer one within .001. With many rows they are ever fewer, to a depth of neighbours alone.
 _SPACINGS, _ENDS = {2: hyper.Spacing(2.0, 3.5, 9), 3: hyper.Spacing(2.0, 3.5, 20)}, 0.5
+_FEW_ERRORS = 0.02  # rate of a second start
 
 
 def fit_label_errors(plan, y, monitor, k):
@@ -119,7 +120,34 @@ def _some_rows(problem, first):
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
-    """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
+    """Return the mode and how its search ended, or None; it begins with some `rows`, or None.
+
+    Where a large amplitude and the first rate meet, sites may have no fixed point, or one at which
+    all rows of a class are errors. Then a search from few errors has its say as well, of rows in
+    memory.
+    """
+    found = _mode_from(nodes, rows, accuracy, monitor, restarts)
+    problem, space = nodes.problem, nodes.space
+    in_memory = isinstance(problem, ErrorProblem) and problem.plan.labels.exact_gradient
+    if not in_memory or space.rate_counts is None:
+        return found
+    if found is not None and (found[1].reason == "asked" or not _one_sided(found[0])):
+        return found
+    few = replace(space, first=space.first._replace(rate=_FEW_ERRORS))
+    empty = problem.plan.labels.empty_sites(problem.y)
+    nodes = hyper.Nodes(replace(problem, x=empty), few)
+    each = [f for f in (found, _mode_from(nodes, rows, accuracy, monitor)) if f is not None]
+    return max(each, key=lambda f: f[0].objective, default=None)
+
+
+def _one_sided(mode):
+    """Return whether the mean function of a mode has the same sign at all rows."""
+    mean = mode.payload.result.evaluation.payload[0].mean
+    return bool(np.all(mean > 0) or np.all(mean < 0))
+
+
+def _mode_from(nodes, rows, accuracy, monitor=SILENT, restarts=()):
+    """Return the same of one search from the first setting of `nodes`, and from `restarts`."""
     space, plan = nodes.space, nodes.problem.plan
     exact = plan.labels.exact_gradient
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
