@@ -45,7 +45,8 @@ def fit_label_errors(plan, y, monitor, k):
     if plan.averaging is None:
         return _fit_of_mode(problem, first, rows, trace)
     nodes = hyper.Nodes(problem, _space_of_average(problem, first, rows))
-    found = _mode(nodes, rows, hyper.TO_THE_MODE, trace)
+    how = rows, hyper.TO_THE_MODE, trace
+    found = _with_few_errors(_mode(nodes, *how), nodes, *how)
     if found is None:
         return _fit_of_mode(problem, first, rows, trace)
     mode, end = found
@@ -89,7 +90,8 @@ def learned(problem, first, rows, trace):
     nodes = hyper.Nodes(problem, plan.space_of_mode(first))
     if not len(nodes.space.start(first.kernel.theta)):
         return first, problem.x, hyper.KEPT
-    found = _mode(nodes, rows, _LEARNING, trace, plan.restarts)
+    how = rows, _LEARNING, trace
+    found = _with_few_errors(_mode(nodes, *how, plan.restarts), nodes, *how)
     if found is None:
         return first, problem.x, hyper.LearningEnd("stuck", 0, np.nan)
     mode, end = found
@@ -119,14 +121,12 @@ def _some_rows(problem, first):
     return base.third_of_rows(plan.X, problem.y, plan.weight, least, LIMITS.first_rows)
 
 
-def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
-    """Return the mode and how its search ended, or None; it begins with some `rows`, or None.
+def _with_few_errors(found, nodes, rows, accuracy, monitor):
+    """Return what `_mode` found, or the same from few errors if that is higher.
 
     Where a large amplitude and the first rate meet, sites may have no fixed point, or one at which
-    all rows of a class are errors. Then a search from few errors has its say as well, of rows in
-    memory.
+    all rows of a class are errors. Then the second search has its say, of rows in memory.
     """
-    found = _mode_from(nodes, rows, accuracy, monitor, restarts)
     problem, space = nodes.problem, nodes.space
     in_memory = isinstance(problem, ErrorProblem) and problem.plan.labels.exact_gradient
     if not in_memory or space.rate_counts is None:
@@ -136,7 +136,7 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     few = replace(space, first=space.first._replace(rate=_FEW_ERRORS))
     empty = problem.plan.labels.empty_sites(problem.y)
     nodes = hyper.Nodes(replace(problem, x=empty), few)
-    each = [f for f in (found, _mode_from(nodes, rows, accuracy, monitor)) if f is not None]
+    each = [f for f in (found, _mode(nodes, rows, accuracy, monitor)) if f is not None]
     return max(each, key=lambda f: f[0].objective, default=None)
 
 
@@ -146,8 +146,8 @@ def _one_sided(mode):
     return bool(np.all(mean > 0) or np.all(mean < 0))
 
 
-def _mode_from(nodes, rows, accuracy, monitor=SILENT, restarts=()):
-    """Return the same of one search from the first setting of `nodes`, and from `restarts`."""
+def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
+    """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
     space, plan = nodes.space, nodes.problem.plan
     exact = plan.labels.exact_gradient
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
