@@ -136,14 +136,14 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         How more than two classes are fitted. "joint" is the softmax with one posterior of the
         coefficients of all classes, by expectation propagation, for a Gaussian prior. All variances
         are exact, by a matrix of the coefficients, O(n d^2 K^2 + (K d)^3) a sweep, or by K matrices
-        of the rows, O(K n^3), whichever is cheaper. Beyond 1e10 multiplications a sweep, or with
-        variance="calibrated", means come from conjugate gradients and variances are calibrated by
-        samples, O(K nnz) a product. Of ten classes up to some 750 rows are exact, whatever the
-        columns, of three some 1050. `condition_on` takes exact variances of at most 4000
-        coefficients. "one_vs_rest" fits one problem for each
-        class and normalises. "auto" is joint without partitions and without another `variance` or
-        `solver`, up to 2**25 rows times squared classes (256 MB a matrix). Beyond it warns and is
-        one_vs_rest.
+        of the rows, O(K n^3). The cheaper way is taken. Beyond 1e10 multiplications a sweep, or
+        with variance="calibrated", means come from conjugate gradients, O(K nnz) a product, and
+        samples calibrate variances. These are those of each class by itself, O(K (n d^2 + d^3)), up
+        to some 900 columns, beyond by the diagonal. Of ten classes up to some 750 rows are exact,
+        whatever the columns, of three some 1050. `condition_on` takes exact variances of at most
+        4000 coefficients. "one_vs_rest" fits one problem for each class and normalises. "auto" is
+        joint without partitions and without another `variance` or `solver`, up to 2**25 rows times
+        squared classes (256 MB a matrix). Beyond it warns and is one_vs_rest.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.
