@@ -136,14 +136,15 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         How more than two classes are fitted. "joint" is the softmax with one posterior of the
         coefficients of all classes, by expectation propagation, for a Gaussian prior. All variances
         are exact. By a matrix of the coefficients a sweep costs O(n d^2 K^2 + (K d)^3), by matrices
-        of the rows O(K n^3); the cheaper is taken. Beyond 1e10 multiplications a sweep variances
-        are calibrated by samples, and means come from conjugate gradients, O(K nnz) a product. So
-        it is for sparse X beyond 4000 coefficients, and with variance="calibrated". Of ten classes
-        up to some 650 rows are exact whatever the columns, of three some 900. `condition_on` takes
-        exact variances of at most 4000 coefficients. "one_vs_rest" fits one problem for each class
-        and normalises. "auto" is joint without partitions and without another `variance` or
-        `solver`, up to 2**25 rows times squared classes (256 MB a matrix). Beyond it warns and is
-        one_vs_rest.
+        of the rows O(K n^3); the cheaper is taken. Beyond 1e10 multiplications a sweep means come
+        from conjugate gradients, O(K nnz) a product. Variances are then those of each class by
+        itself, O(K (n d^2 + d^3)) up to some 900 columns and beyond by a diagonal, and samples
+        calibrate them. So it is for sparse X beyond 4000 coefficients, and with
+        variance="calibrated". Of ten classes up to some 650 rows are exact whatever the columns, of
+        three some 900. `condition_on` takes exact variances of at most 4000 coefficients.
+        "one_vs_rest" fits one problem for each class and normalises. "auto" is joint without
+        partitions and without another `variance` or `solver`, up to 2**25 rows times squared
+        classes (256 MB a matrix). Beyond it warns and is one_vs_rest.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.

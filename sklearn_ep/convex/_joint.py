@@ -128,7 +128,7 @@ class JointProblem(Problem):
         state, coef = payload[0], payload[0].coef
         if self.variance == "exact":
             return JointWeightPosterior(coef, state.spread, self.intercept)
-        spread = SampledClassSpread(state.system, payload[1].of_rows, payload[1].of_weights)
+        spread = SampledClassSpread(state.system, payload[1].level, payload[1].of_weights)
         return JointWeightPosterior(coef.reshape(-1, self.n_classes).T, spread, self.intercept)
 
 
@@ -227,7 +227,7 @@ def _fit_sampled(problem, y, monitor):
         spread, prior, coef = fit.near(float(np.exp(at)), rough)
         known = spread.dof - float(np.sum(1.0 - prior[d:] * spread.of_weights[:, d:]))
         squares = float(np.sum(prior[:d, None] * coef[:d] ** 2))
-        return FactorAt.of(at, of_scale, fit.bound(spread), squares, known)
+        return FactorAt.of(at, of_scale, fit.value(spread), squares, known)
 
     if of_scale is not None:
         fit.move_to(float(np.exp(best_log_factor(of_scale, place))))

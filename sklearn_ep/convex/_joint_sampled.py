@@ -1,11 +1,16 @@
 """The softmax with more coefficients of all classes than a matrix can have.
 
 A cavity is taken as independent normals over the classes, whose variances are a level times those
-that the diagonal of the precision gives without the row. Draws of the posterior, which need no more
-than products with the rows, tell the level: of contrasts, for labels see nothing else. Given these
-variances the sites are those of EP, and the means are right.
+that the precision of each class by itself, or its diagonal, gives without the row. Draws of the
+posterior, which need no more than products with the rows, tell the level: of contrasts, for labels
+see nothing else. Given these variances the sites are those of EP, and the means are right.
+
+Matrices of the classes know how columns go together, which matters in tables: at a prior variance
+of 10 the mean log loss of eight is .351 by them, .419 by diagonals and .353 by exact variances. On
+documents both are .003 apart at most.
 """
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +37,93 @@ _TOL = _JointTolerances()
 # Share of a step that the acceleration mixes: on iris under wide priors 13 to 18 sweeps in place of
 # 30 to more than 60 with whole steps.
 MIXING = 0.7
+# Rows for each column from which on EP's evidence compares scales. In ten tables with more the log
+# loss is .006 lower in the mean than by the bound, .011 higher at most. Of 1000 documents with two
+# rows a column it is .005 higher.
+_ROWS_OF_EVIDENCE = 10.0
+# Multiplications for each row and class up to which blocks are formed: they take as long then as
+# the integrals of the sites between two of them.
+_MOST_OF_ROW = 1e6
 # Training rows up to which covariances go by a matrix of these.
 _MOST_ROWS = 1000
+
+
+def own_precisions(precision):
+    """Return the precision (n, K) that sites (n, K) give each class where the others are known."""
+    return precision - precision**2 / precision.sum(1, keepdims=True)
+
+
+def class_shape(design, diagonal, precision):
+    """Return the variances of classes with prior precisions (q,) and sites (n, K)."""
+    n, q = design.shape
+    cheap = q**2 * (1.0 + q / n) <= _MOST_OF_ROW
+    return (ClassBlocks if cheap else ClassDiagonals)(design, diagonal, own_precisions(precision))
+
+
+class ClassDiagonals:
+    """Those by the diagonal of the precision; `weights` (q, K) are those of the weights."""
+
+    def __init__(self, design, diagonal, own):
+        self.B, self.data = design.B, np.asarray(design.squares_tdot(own))
+        self.weights = 1.0 / (diagonal[:, None] + self.data)
+
+    def rows(self, B):
+        """Return the variances (m, K) of the predictors of rows."""
+        return np.asarray(_systems.squared(B) @ self.weights)
+
+    def left_out(self, own):
+        """Return those of the training rows without their own precisions (n, K)."""
+        columns = zip(self.weights.T, own.T, strict=True)
+        return np.column_stack([_systems.leave_one_out(self.B, *each) for each in columns])
+
+    def log_determinant(self, times, probes):
+        """Return that of the precision, whose product is `times`, and its standard error."""
+        return _systems.log_determinant(times, 1.0 / self.weights.ravel(), probes)
+
+
+class ClassBlocks:
+    """Those by a matrix (q, q) of each class. O(K (n q^2 + q^3))."""
+
+    def __init__(self, design, diagonal, own):
+        self.B, self.prior = design.B, diagonal
+        self.classes = [_systems.primal_system(design, diagonal, each) for each in own.T]
+        self.weights = np.column_stack([each.coefficient_variance() for each in self.classes])
+        # what the rows add to the prior precision of a weight whose class has no others
+        told = np.asarray(design.squares_tdot(own)) > 0
+        self.data = np.where(told, 1.0 / self.weights - diagonal[:, None], 0.0)
+
+    def rows(self, B):
+        """Return the variances (m, K) of the predictors of rows."""
+        return np.column_stack([each.row_variance(B) for each in self.classes])
+
+    def left_out(self, own):
+        """Return those of the training rows without their own precisions (n, K)."""
+        var = self.rows(self.B)
+        return var / (1.0 - own * var)
+
+    def log_determinant(self, times, probes):
+        """Return that of the precision, whose product is `times`, and its standard error.
+
+        In coordinates in which each block is the unit matrix little is left to probes. Of a weight
+        that is common to all classes only the prior knows, which would leave an eigenvalue near
+        zero: in its place is the mean M of the blocks, whose determinant is known.
+        """
+        halves: Any = np.array([each.half for each in self.classes])
+        common = np.mean([each.precision for each in self.classes], axis=0)
+        more = common - np.diag(self.prior)
+
+        def along(V, of_class):
+            columns = V.reshape(halves.shape[1], len(halves), -1)
+            return np.einsum(of_class, halves, columns, optimize=True).reshape(V.shape)
+
+        def unit(V):
+            U = along(V, "cij,icm->jcm")
+            mean = U.reshape(halves.shape[1], len(halves), -1).mean(axis=1)
+            return along(times(U) + np.repeat(more @ mean, len(halves), axis=0), "cij,jcm->icm")
+
+        rest, error = _systems.log_determinant(unit, np.ones(len(probes)), probes)
+        known = sum(each.log_det for each in self.classes) + np.sum(np.log(self.prior))
+        return rest + known - _systems.PrimalSystem(common).log_det, error
 
 
 class StarSystem(_systems.SolvedByProducts):
@@ -45,10 +135,14 @@ class StarSystem(_systems.SolvedByProducts):
 
     def __init__(self, design, diagonal, precision):
         self.design, self.precision = design, precision
-        own = precision - precision**2 / precision.sum(1, keepdims=True)
-        self.data = np.asarray(design.squares_tdot(own))
+        self.data = np.asarray(design.squares_tdot(own_precisions(precision)))
         self.diagonal = np.repeat(diagonal, precision.shape[1])
         self.preconditioner = self.diagonal + self.data.ravel()
+
+    @cached_property
+    def shape(self):
+        """The variances of each class by itself, formed at first use."""
+        return class_shape(self.design, self.diagonal[:: self.precision.shape[1]], self.precision)
 
     def predictors(self, V):
         """Return the predictors (n, K, k) of weights V (q K, k)."""
@@ -103,12 +197,13 @@ class _GivenSites(NamedTuple):
 class SampledClassSpread:
     """What stands for the covariance of the weights of all classes.
 
-    of_rows (q, K) are variances per column that are right for rows in the mean, of_weights (K, q)
-    those of the weights; draws and covariances of rows are solved for.
+    Variances of rows are those of the classes by themselves times a level, which makes them right
+    in the mean, of_weights (K, q) those of the weights; draws and covariances of rows are solved
+    for.
     """
 
-    def __init__(self, system, of_rows, of_weights):
-        self.system, self.of_rows, self.of_weights = system, of_rows, of_weights
+    def __init__(self, system, level, of_weights):
+        self.system, self.level, self.of_weights = system, level, of_weights
 
     def variance(self):
         """Return the variances (K, q) of the weights."""
@@ -116,7 +211,7 @@ class SampledClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows, independent over classes."""
-        var = np.maximum(np.asarray(_systems.squared(B) @ self.of_rows), 1e-8)
+        var = np.maximum(self.level * self.system.shape.rows(B), 1e-8)
         return var[:, :, None] * np.eye(var.shape[1])
 
     def weights_with(self, B, c, j):
@@ -124,7 +219,7 @@ class SampledClassSpread:
 
         By covariances of the training rows while these are few, else by a system for each row.
         """
-        K, n, prior = self.of_rows.shape[1], len(self.system.precision), self.system.diagonal
+        (n, K), prior = self.system.precision.shape, self.system.diagonal
         if n <= _MOST_ROWS and prior.min() > 0.0:
             known = self.system.design.B, 1.0 / prior[::K], self.system.precision
             return SpreadByRows(*known).weights_with(B, c, j)
@@ -147,10 +242,10 @@ class SampledClassSpread:
 
 
 class _Spread(NamedTuple):
-    """Variances by the diagonal of the precision, calibrated: of cavities (n, K), and the rest."""
+    """Calibrated variances: of cavities (n, K), their level, and the rest."""
 
     cavities: np.ndarray
-    of_rows: np.ndarray
+    level: float
     of_weights: np.ndarray
     dof: float
 
@@ -212,18 +307,14 @@ class SampledJoint:
         copies = np.maximum(self.weight, 1.0)  # of a weight below one all is taken out
         left = (self.K - 1.0) * np.sum(copies - 1.0) + np.sum(system.unexplained(of_rows, F))
         F, copy = F * scale, system.precision / copies[:, None]
-        variances = 1.0 / system.preconditioner.reshape(-1, self.K)
-        own = copy - copy**2 / copy.sum(1, keepdims=True)
-        B, columns = self.problem.rows.design.B, zip(variances.T, own.T, strict=True)
-        j = np.column_stack([_systems.leave_one_out(B, *each) for each in columns])
-        j = np.maximum(j, 1e-8)
+        j = np.maximum(system.shape.left_out(own_precisions(copy)), 1e-8)
         seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
         explained = np.einsum("nck,nck->n", F, star_times(system.precision, F)) / k
         level = float(copies @ seen) / left
-        known = np.mean(U**2, axis=1), k, system.diagonal, system.data.ravel()
+        known = np.mean(U**2, axis=1), k, system.diagonal, system.shape.data.ravel()
         of_weights = _systems.coefficient_variances(*known)
         of_weights = of_weights.reshape(-1, self.K).T
-        return _Spread(level * j, level * variances, of_weights, float(explained.sum()))
+        return _Spread(level * j, level, of_weights, float(explained.sum()))
 
     def advance(self):
         """Renew variances and scale, and the sites; return the `_Spread` and the residual."""
@@ -268,13 +359,23 @@ class SampledJoint:
         log_ratio, error = self._log_ratio(self.problem.evidence_probes)
         return self.result.evaluation.record["log_evidence"] + log_ratio, error
 
-    def bound(self, spread):
-        """Return the variational bound on the log evidence at EP's posterior, by draws of rows.
+    def value(self, spread):
+        """Return what scales are compared by: EP's log evidence, or a bound on it.
 
         Where columns are more than rows EP's evidence rises with the scale without an end, and the
         predictions get worse: on 4000 documents of 19,000 words and four classes it asks for prior
-        variances beyond 1000, log loss .805, where this one asks for 7, log loss .772.
+        variances beyond 1000, log loss .805, where the bound asks for 7, log loss .772. Where rows
+        are many the bound asks for less than is best: of 1000 image segments of 18 columns for 11,
+        log loss .171, where the evidence asks for 28, log loss .156.
         """
+        known = self.result.evaluation.record["log_evidence"]
+        (n, q), shape = self.problem.rows.design.shape, self.state.system.shape
+        if n < _ROWS_OF_EVIDENCE * q or not isinstance(shape, ClassBlocks):
+            known = self._terms_of_bound(spread)
+        return known + self._log_ratio(self.problem.scale_probes)[0]
+
+    def _terms_of_bound(self, spread):
+        """Return the variational bound at EP's posterior but for determinants, by draws of rows."""
         state, noise = self.state, self.problem.noise[1]
         deviation, rows = np.sqrt(contrast_variances(state.cov)), np.arange(len(self.y))
         log_proba = np.zeros(len(rows))
@@ -283,15 +384,12 @@ class SampledJoint:
                 latent = state.mean + sign * deviation * noise[:, :, k]
                 log_proba += log_softmax(latent, axis=1)[rows, self.y] / (2.0 * noise.shape[2])
         squares = float(state.system.diagonal @ state.coef[:, 0] ** 2)
-        explained = 0.5 * (spread.dof - squares)
-        log_ratio, _ = self._log_ratio(self.problem.scale_probes)
-        return float(self.weight @ log_proba) + explained + log_ratio
+        return float(self.weight @ log_proba) + 0.5 * (spread.dof - squares)
 
     def _log_ratio(self, probes):
         """Return half the log of prior over posterior determinants, and its standard error."""
         if probes is None:
             return np.nan, 0.0
         system = self.state.system
-        of_system = system.times, system.preconditioner
-        log_det, error = _systems.log_determinant(*of_system, probes)
+        log_det, error = system.shape.log_determinant(system.times, probes)
         return 0.5 * (float(np.sum(np.log(system.diagonal))) - log_det), 0.5 * error

@@ -16,6 +16,14 @@ from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.noisy_argmax import SOFTMAX
+from sklearn_ep.convex._joint_sampled import (
+    ClassBlocks,
+    ClassDiagonals,
+    StarSystem,
+    class_shape,
+    own_precisions,
+)
+from sklearn_ep.convex._systems import Design
 
 
 def toy(n, n_classes, d=3, seed=0):
@@ -316,8 +324,11 @@ SLOW = pytest.mark.slow
     ("prior", "weight"),
     [(0.05, 2.0), pytest.param(5.0, 1.0, marks=SLOW), pytest.param(100.0, 3.0, marks=SLOW)],
 )
-def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight):
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "diagonals"])
+def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight, blocks):
     """Given the sites, everything that draws tell is known from the matrix of all classes."""
+    if not blocks:
+        monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_OF_ROW", 0.0)
     (X, y), K, k, q = toy(60, 3, d=20, seed=8), 3, 1200, 21
     kw = dict(multi_class="joint", variance="calibrated", random_state=0, tol=1e-8)
     est = plain_logistic(prior, n_variance_samples=k, **kw).fit(X, y, np.full(60, weight))
@@ -356,15 +367,64 @@ def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight)
     assert abs(told.sum() / left.sum() - 1) < 0.01
     copy = d / weight
     link = copy - copy**2 / copy.sum(1, keepdims=True)
-    without = system.preconditioner.reshape(q, K)[None] - link[:, None] * B[:, :, None] ** 2
-    j = np.sum(B[:, :, None] ** 2 / without, axis=1)
+    own = np.stack([A.reshape(q, K, q, K)[:, c, :, c] for c in range(K)])
+    without = own - np.einsum("nc,nq,np->ncqp", link, B, B)
+    without = without if blocks else without * np.eye(q)
+    j = np.einsum("nq,ncqp,np->nc", B, np.linalg.inv(without), B)
     inverse = 1 / j
     seen = np.einsum("nc,ncc->n", inverse, rows)
     seen -= np.einsum("nc,nj,ncj->n", inverse, inverse / inverse.sum(1)[:, None], rows)
     level = weight * seen.sum() / ((weight - 1) * (K - 1) * 60 + left.sum())
-    np.testing.assert_allclose(
-        spread.of_rows * system.preconditioner.reshape(q, K), level, rtol=0.02
-    )
+    assert spread.level == pytest.approx(level, rel=0.02)
+    own = np.linalg.inv(own if blocks else own * np.eye(q))
+    var = np.einsum("ncc->nc", spread.rows(B))
+    np.testing.assert_allclose(var, spread.level * np.einsum("nq,cqp,np->nc", B, own, B))
+
+
+def correlated(n, n_classes, d, seed):
+    """Return rows whose columns have few directions in common, and labels."""
+    X, y = toy(n, n_classes, d=d, seed=seed)
+    rng = np.random.default_rng(seed + 1)
+    X = X @ (np.diag(np.geomspace(3.0, 0.1, d)) @ np.linalg.qr(rng.normal(size=(d, d)))[0])
+    W = rng.normal(size=(n_classes, d))
+    y[n_classes:] = np.argmax(X @ W.T + rng.gumbel(size=y.shape + (n_classes,)), axis=1)[n_classes:]
+    return X, y
+
+
+def test_sampled_variances_know_how_columns_go_together():
+    X, y = correlated(200, 4, 16, seed=0)
+    kw = dict(multi_class="joint", random_state=0)
+    exact = plain_logistic(10.0, **kw).fit(X, y)
+    est = plain_logistic(10.0, variance="calibrated", **kw).fit(X, y)
+    new, centre = correlated(300, 4, 16, seed=0)[0][200:], np.eye(4) - 0.25
+    cov = [centre @ e._posteriors[0].latent(new)[1] @ centre for e in (est, exact)]
+    ratio = np.log(np.divide(*(np.einsum("ncc->nc", each) for each in cov)))
+    # variances of single columns would leave .72, .19 and .52
+    assert np.sqrt(np.mean(ratio**2)) < 0.5
+    np.testing.assert_allclose(est.predict_proba(new), exact.predict_proba(new), atol=0.06)
+    np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=0.25)
+
+
+def test_probes_of_the_determinant_see_what_no_class_knows_by_itself():
+    """By diagonals few steps of Lanczos' method do not find the smallest eigenvalues."""
+    (B, _), K, q, n = correlated(200, 3, 40, seed=2), 3, 40, 200
+    d, prior = np.random.default_rng(3).exponential(size=(n, K)), np.full(q, 0.1)
+    system, own = StarSystem(Design(B, False), prior, d), own_precisions(d)
+    log_det = np.linalg.slogdet(system.times(np.eye(q * K)))[1]
+    probes = np.sign(np.random.default_rng(4).normal(size=(q * K, 8)))
+    told = system.times, probes
+    value, error = ClassBlocks(system.design, prior, own).log_determinant(*told)
+    assert abs(value - log_det) < 3.0 * error
+    of_diagonals = ClassDiagonals(system.design, prior, own).log_determinant(*told)
+    assert abs(value - log_det) < 0.05 * abs(of_diagonals[0] - log_det)
+    assert error < 0.3 * of_diagonals[1]
+
+
+def test_many_columns_for_their_rows_are_taken_one_by_one():
+    """A matrix of each class takes longer there than all else."""
+    for n, q, kind in ((50, 40, ClassBlocks), (50, 600, ClassDiagonals)):
+        B = np.random.default_rng(0).normal(size=(n, q))
+        assert isinstance(class_shape(Design(B, False), np.ones(q), np.ones((n, 3))), kind)
 
 
 def test_sites_of_rows_are_those_of_all_their_copies():
