@@ -16,14 +16,6 @@ from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.noisy_argmax import SOFTMAX
-from sklearn_ep.convex._joint_sampled import (
-    ClassBlocks,
-    ClassDiagonals,
-    StarSystem,
-    class_shape,
-    own_precisions,
-)
-from sklearn_ep.convex._systems import Design
 
 
 def toy(n, n_classes, d=3, seed=0):
@@ -405,26 +397,31 @@ def test_sampled_variances_know_how_columns_go_together():
     np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=0.25)
 
 
-def test_probes_of_the_determinant_see_what_no_class_knows_by_itself():
+def system_of(X, y):
+    """Return the precision of the weights of a fit by samples."""
+    kw = dict(multi_class="joint", variance="calibrated", random_state=0)
+    return plain_logistic(10.0, **kw).fit(X, y)._posteriors[0].spread.system
+
+
+def test_probes_of_the_determinant_see_what_no_class_knows_by_itself(monkeypatch):
     """By diagonals few steps of Lanczos' method do not find the smallest eigenvalues."""
-    (B, _), K, q, n = correlated(200, 3, 40, seed=2), 3, 40, 200
-    d, prior = np.random.default_rng(3).exponential(size=(n, K)), np.full(q, 0.1)
-    system, own = StarSystem(Design(B, False), prior, d), own_precisions(d)
-    log_det = np.linalg.slogdet(system.times(np.eye(q * K)))[1]
-    probes = np.sign(np.random.default_rng(4).normal(size=(q * K, 8)))
-    told = system.times, probes
-    value, error = ClassBlocks(system.design, prior, own).log_determinant(*told)
+    system = system_of(*correlated(200, 3, 40, seed=2))
+    size = len(system.diagonal)
+    log_det = np.linalg.slogdet(system.times(np.eye(size)))[1]
+    told = system.times, np.sign(np.random.default_rng(4).normal(size=(size, 8)))
+    value, error = system.shape.log_determinant(*told)
     assert abs(value - log_det) < 3.0 * error
-    of_diagonals = ClassDiagonals(system.design, prior, own).log_determinant(*told)
-    assert abs(value - log_det) < 0.05 * abs(of_diagonals[0] - log_det)
-    assert error < 0.3 * of_diagonals[1]
+    monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_OF_ROW", 0.0)
+    by_diagonals = type(system)(system.design, system.diagonal[::3], system.precision)
+    of_diagonals = by_diagonals.shape.log_determinant(*told)
+    assert abs(value - log_det) < 0.3 * abs(of_diagonals[0] - log_det)
+    assert error < 0.5 * of_diagonals[1]
 
 
 def test_many_columns_for_their_rows_are_taken_one_by_one():
     """A matrix of each class takes longer there than all else."""
-    for n, q, kind in ((50, 40, ClassBlocks), (50, 600, ClassDiagonals)):
-        B = np.random.default_rng(0).normal(size=(n, q))
-        assert isinstance(class_shape(Design(B, False), np.ones(q), np.ones((n, 3))), kind)
+    for d, kind in ((40, "ClassBlocks"), (600, "ClassDiagonals")):
+        assert type(system_of(*toy(50, 3, d=d)).shape).__name__ == kind
 
 
 def test_sites_of_rows_are_those_of_all_their_copies():
