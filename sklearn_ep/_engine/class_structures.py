@@ -26,8 +26,7 @@ from scipy.sparse.linalg import LinearOperator, gcrotmk
 from . import gaussian
 from .class_sites import star_times
 
-# Classes times columns up to which the joint precision matrix is factorised: two matrices of 128 MB,
-# and some 1.5 CPU s.
+# Classes times columns up to which the joint precision matrix is factorised, of 128 MB.
 MOST_WEIGHTS = 4000
 # Numbers in one temporary block of rows.
 _BLOCK = 2_000_000
