@@ -383,18 +383,22 @@ def correlated(n, n_classes, d, seed):
     return X, y
 
 
-def test_sampled_variances_know_how_columns_go_together():
-    X, y = correlated(200, 4, 16, seed=0)
+@pytest.mark.parametrize(
+    ("seed", "ratio", "proba", "left_out"),  # one table where samples do worst, and a common one
+    [(0, 0.45, 0.05, 0.18), (2, 0.1, 0.03, 0.09)],
+)
+def test_sampled_variances_know_how_columns_go_together(seed, ratio, proba, left_out):
+    X, y = correlated(200, 4, 16, seed=seed)
     kw = dict(multi_class="joint", random_state=0)
     exact = plain_logistic(10.0, **kw).fit(X, y)
     est = plain_logistic(10.0, variance="calibrated", **kw).fit(X, y)
-    new, centre = correlated(300, 4, 16, seed=0)[0][200:], np.eye(4) - 0.25
+    new, centre = correlated(300, 4, 16, seed=seed)[0][200:], np.eye(4) - 0.25
     cov = [centre @ e._posteriors[0].latent(new)[1] @ centre for e in (est, exact)]
-    ratio = np.log(np.divide(*(np.einsum("ncc->nc", each) for each in cov)))
-    # variances of single columns would leave .72, .19 and .52
-    assert np.sqrt(np.mean(ratio**2)) < 0.5
-    np.testing.assert_allclose(est.predict_proba(new), exact.predict_proba(new), atol=0.06)
-    np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=0.25)
+    apart = np.log(np.divide(*(np.einsum("ncc->nc", each) for each in cov)))
+    # variances of single columns would leave .72, .19 and .52, and .44, .11 and .34
+    assert np.sqrt(np.mean(apart**2)) < ratio
+    np.testing.assert_allclose(est.predict_proba(new), exact.predict_proba(new), atol=proba)
+    np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=left_out)
 
 
 def system_of(X, y):
