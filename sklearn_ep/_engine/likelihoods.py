@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import log_expit, log_ndtr
+from scipy.special import expit, log_expit, log_ndtr
 
 from .gaussian import normal_hazard, row_blocks
 from .quadrature import logistic_moments, tilted_by_panels
@@ -12,8 +12,7 @@ from .quadrature import logistic_moments, tilted_by_panels
 _REACH = 7.0  # sd on each side of the mode; beyond, a share of 1e-11
 _STEP = 0.7  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 1e-17
 _POLES = 1.0  # longest step: poles are pi from the axis, so the error is exp(-2 pi^2) there
-_SETTLED = 1e-6  # sd by which the centre of the nodes may miss the mode
-_MOST_STEPS = 60
+_HALVINGS = 10  # of the interval that has the mode, which is up to 16 sd
 # Rows times nodes at once, which changes the time alone. Of generated marginals, to powers .02, .5
 # and .9, 50 take .4 of the time of node by node and 2000 take .7; with 20,000 these take .8, and
 # with 80,000 .85.
@@ -178,19 +177,16 @@ class LogitToPower(Factor):
 
 
 def _modes(u: float, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
-    """Return the modes of sigma(f)^u N(f; mean, var), by Newton's method within brackets."""
+    """Return the modes of sigma(f)^u N(f; mean, var), to .01 sd of the Gaussian if it is not wide.
+
+    The nodes reach so far to both sides that a centre nearer to the mode changes nothing.
+    """
     low, high = mean, mean + u * var
-    z = np.clip(np.maximum(mean, 0.5 * (low + np.minimum(high, 2.0))), low, high)
-    for _ in range(_MOST_STEPS):
-        rest = 1.0 / (1.0 + np.exp(np.minimum(z, 700.0)))  # 1 - sigma
-        slope = (mean - z) / var + u * rest
-        low, high = np.where(slope > 0, z, low), np.where(slope > 0, high, z)
-        new = z + slope / (1.0 / var + u * rest * (1.0 - rest))
-        new = np.where((new > low) & (new < high), new, 0.5 * (low + high))
-        moved, z = np.max(np.abs(new - z) / np.sqrt(var), initial=0.0), new
-        if moved < _SETTLED:
-            break
-    return z
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        rising = mean + u * var * expit(-middle) > middle
+        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
+    return 0.5 * (low + high)
 
 
 def _sums(

@@ -161,18 +161,6 @@ def _divergence(z, rate):
     return m, entropy + 0.5 * (np.log(m.spread) + m.slope * z)
 
 
-def _divergence_slope(m, z, rate):
-    """Return the derivative of the divergence in z, from the `StepMoments` there."""
-    bent = m.slope * m.spread - m.beta * (m.slope + z)
-    slope = -0.5 * (m.slope + m.beta * z + bent / m.spread)
-    if rate == 0:
-        return slope
-    log_right, log_wrong = LabelErrorStep(rate).log_weights
-    height = m.slope / (1.0 - 2.0 * rate)
-    turned = height * ((1.0 - rate) * m.wrong + rate * (1.0 - m.wrong))
-    return slope + (log_right - log_wrong) * turned
-
-
 def relaxed_cost(gamma, z0, mubar, c, rate, cost="mass"):
     """Return the cost Q(gamma) that a row minimises over its relaxation gamma >= 0.
 
@@ -181,30 +169,11 @@ def relaxed_cost(gamma, z0, mubar, c, rate, cost="mass"):
     `c` is the penalty of a unit of gamma, `rate` that of wrong labels; `cost` says whether the
     divergence is of the unnormalised pair ("mass") or of the normalised one ("normalised").
     """
-    m, value = _divergence((z0 + gamma * mubar) / np.sqrt(1.0 + gamma), rate)
-    if cost == "mass":
-        value = _relaxed_mass(m, gamma, (mubar - z0) ** 2) * value
-    return value + c * gamma
-
-
-def _relaxed_mass(m, gamma, away):
-    """Return the mass of the tilted distribution, `away` the squared distance of the centre."""
-    widened = 1.0 + gamma
-    return np.exp(m.log_z - 0.5 * away * (gamma / widened)) / np.sqrt(widened)
-
-
-def _cost_slope(gamma, z0, mubar, c, rate, cost):
-    """Return the derivative of `relaxed_cost` in gamma."""
     widened, away = 1.0 + gamma, (mubar - z0) ** 2
-    root = np.sqrt(widened)
-    z = (z0 + gamma * mubar) / root
-    m, value = _divergence(z, rate)
-    moved = (mubar - 0.5 * z / root) / root
-    slope = _divergence_slope(m, z, rate) * moved
+    m, value = _divergence((z0 + gamma * mubar) / np.sqrt(widened), rate)
     if cost == "mass":
-        log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
-        slope = _relaxed_mass(m, gamma, away) * (slope + value * log_slope)
-    return slope + c
+        value = np.exp(m.log_z - 0.5 * away * (gamma / widened)) / np.sqrt(widened) * value
+    return value + c * gamma
 
 
 def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
@@ -212,9 +181,9 @@ def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
 
     Parameters as for `relaxed_cost`, c one or one a row; c = np.inf relaxes nothing. Zero where
     exact moment matching is best. The divergence is non-negative, so that no gamma beyond Q(0) / c
-    can win: the search is over a bounded interval, by a grid and by bisection about its best point.
-    Negative values are not searched: their limit -1 makes every divergence vanish and the posterior
-    meaningless.
+    can win: the search is over a bounded interval, by a grid and by finer ones about its best
+    point. Negative values are not searched: their limit -1 makes every divergence vanish and the
+    posterior meaningless.
     """
     z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
     gamma, c = np.zeros(len(z0)), np.broadcast_to(c, z0.shape)
@@ -229,18 +198,16 @@ def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
     args = z0[rows], mubar[rows], c[rows], rate, cost
     ends = best - 1, np.minimum(best + 1, len(_SHARES) - 1)
     low, high = (_SHARES[k] * most for k in ends)
-    for _ in range(2):  # there may be two minima: nearer to the best one
+    for _ in range(4):  # there may be two minima: nearer to the best one
         grid = low + np.linspace(0.0, 1.0, 17)[:, None] * (high - low)
-        best = np.clip(np.argmin(relaxed_cost(grid, *args), axis=0), 1, 15)
-        low, middle, high = (grid[best + k, np.arange(len(best))] for k in (-1, 0, 1))
-    # a minimum is flat, and its place only known to half of the digits from the cost: by secants
-    last, now = (1.0 + 1e-4) * middle, middle
-    for _ in range(3):
-        before, slope = _cost_slope(np.array([last, now]), *args)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            step = slope * (last - now) / (slope - before)
-        last, now = now, now + np.where(np.abs(step) <= 0.03 * now, step, 0.0)
-    gamma[rows] = now
+        costs, columns = relaxed_cost(grid, *args), np.arange(len(rows))
+        best = np.clip(np.argmin(costs, axis=0), 1, 15)
+        low, middle, high = (grid[best + k, columns] for k in (-1, 0, 1))
+    # a minimum is flat, and its place only known to half of the digits from the cost: by a parabola
+    before, own, after = (costs[best + k, columns] for k in (-1, 0, 1))
+    bend, fall = before - 2.0 * own + after, 0.5 * (before - after)
+    step = np.divide(fall, bend, out=np.zeros(len(rows)), where=bend > 0)
+    gamma[rows] = middle + np.clip(step, -1.0, 1.0) * (high - middle)
     return gamma
 
 
@@ -259,12 +226,10 @@ def _steepest_fall(z0, mubar, rate, cost):
 def _divergence_bounds(rate, cost):
     """Return the largest divergence and the largest slope of it in z, of a mass of one or as is."""
     m, value = _divergence(_Z, rate)
-    slope = _divergence_slope(m, _Z, rate)
     if cost == "mass":
-        mass = np.exp(m.log_z)
-        value, slope = mass * value, mass * (slope + m.slope * value)
+        value = np.exp(m.log_z) * value
     margin = 1.05
-    return margin * value.max(), margin * np.abs(slope).max()
+    return margin * value.max(), margin * np.abs(np.gradient(value, _Z)).max()
 
 
 class Relaxed:
