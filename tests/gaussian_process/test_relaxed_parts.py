@@ -12,7 +12,6 @@ from sklearn_ep import RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Nodes
 from sklearn_ep._engine.partition import PartMap
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process.label_errors.parted import PartedErrorProblem
 
 KERNEL = ConstantKernel(4.0) * RBF(1.0)
 SETTLED = dict(optimizer=None, label_noise=0.1, tol=1e-9, max_iter=800, random_state=0)
@@ -122,7 +121,7 @@ def test_gradient_of_what_is_learned(rule):
     problem.plan.unit = np.array([0.7, 1.3])
     with PartMap(problem.data.parts) as run:
         space = problem.plan.space_of_mode(problem.plan.settings[0])
-        moving = PartedErrorProblem(problem, run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)
+        moving = problem.opened(run, 0, tol=1e-10, damping=0.5)
         evaluate = Nodes(moving, space).evaluate
         at = space.start(KERNEL.theta)
         at += 0.2 * np.random.RandomState(0).randn(len(at))

@@ -19,15 +19,11 @@ from ..._estimator.averaged import AveragedPosterior
 from .. import _base as base
 from .._kernels import with_theta
 from .._limits import LIMITS
-from .double_loop import MarginalDoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
-from .rules import SequentialEP
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
 # still finds after five evaluations, are within the error of sites in passing.
 _LEARNING = hyper.Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
-# Ends of learning that leave iterations for sweeps: both share one budget.
-ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 # Step, depth and most nodes of the lattice in kernel and rate, and in two of these alone, in the
 # main the neighbours of the mode: on ten splits with and without wrong labels the log loss is that
 # of a finer one within .001. With many rows they are ever fewer, to a depth of neighbours alone.
@@ -44,12 +40,12 @@ def fit_label_errors(plan, y, monitor, k):
     problem, first = ErrorProblem(plan, y, plan.sites[k]), plan.settings[k]
     rows, trace = _some_rows(problem, first), Trace(monitor)
     if plan.averaging is None:
-        return _fit_of_mode(problem, first, rows, trace)
+        return fit_of_mode(problem, first, rows, trace)
     nodes = hyper.Nodes(problem, _space_of_average(problem, first, rows))
     how = rows, hyper.TO_THE_MODE, trace
     found = _with_few_errors(_mode(nodes, *how), nodes, *how)
     if found is None:
-        return _fit_of_mode(problem, first, rows, trace)
+        return fit_of_mode(problem, first, rows, trace)
     mode, end = found
     if end.reason == "asked":
         average = hyper.average_of([mode], np.array([mode.log_evidence]))
@@ -71,14 +67,15 @@ def fit_label_errors(plan, y, monitor, k):
     return fit._replace(log_evidence=float(log_evidence))
 
 
-def _fit_of_mode(problem, first, rows, trace):
+def fit_of_mode(problem, first, rows, trace):
     """Return the `BinaryFit` of the setting of the largest evidence."""
     setting, sites, end = learned(problem, first, rows, trace)
-    watch = base.watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
-    result, path = _converged(problem, setting, sites, watch)
-    posteriors, _, told = _parts(problem, [(setting, result)], np.ones(1))
-    told |= attributes_of_setting(setting, _relaxation(result), path)
-    run = posteriors[0], trace, end, result, setting.kernel
+    # other ends leave no iterations for sweeps: both share one budget
+    watch = base.watch_of_sweeps(trace, end, setting, ends=("converged", "stuck"))
+    result, path = climb(problem, setting, sites, watch)
+    posterior, result, told = problem.told(setting, result)
+    told |= _attributes_of_setting(setting, path)
+    run = posterior, trace, end, result, setting.kernel
     return base.fit_of_sites(*run, told, setting.points)
 
 
@@ -242,63 +239,30 @@ def _nodes_without_errors(nodes, mode):
     return hyper.Nodes(problem, ErrorSpace(first, scales, None))
 
 
-def climb(rungs, run, x, max_iter, monitor=SILENT):
-    """Run the rungs from sites x until one converges or max_iter iterations are used up.
+def climb(problem, setting, x, monitor):
+    """Run the rungs of a setting from sites x until one converges or iterations are used up.
 
-    `run(rung, x, max_iter, monitor)` returns a `Result`. The rungs are in order of cost; each
-    starts where the last one stopped and gets three tenths of the iterations, at least 60, the last
-    one whatever is left. Returns the `Result` of the last rung, with its reason and the iterations
-    and the history of all, and the names of the rungs that ran.
+    They are in order of cost; each starts where the last one stopped and gets three tenths of the
+    iterations, at least 60, the last one whatever is left. Returns the `Result` of the last rung,
+    with its reason and the iterations and the history of all, and the names of the rungs that ran.
     """
-    trace, names, n_halved = Trace(monitor), [], 0
+    plan, trace, names, n_halved = problem.plan, Trace(monitor), [], 0
+    rungs, quota = plan.labels.rungs(plan), max(60, int(0.3 * plan.max_iter))
     for rung in rungs:
-        left, quota = max_iter - trace.n_iter, max(60, int(0.3 * max_iter))
-        result = run(rung, x, left if rung is rungs[-1] else min(quota, left), trace)
+        left = plan.max_iter - trace.n_iter
+        most = left if rung is rungs[-1] else min(quota, left)
+        result = problem.by_rung(setting, rung, x, tol=plan.tol, max_iter=most, monitor=trace)
         names.append(rung.name)
         x, n_halved = result.x, n_halved + result.n_halved
-        if result.reason in ("converged", "asked") or trace.n_iter >= max_iter:
+        if result.reason in ("converged", "asked") or trace.n_iter >= plan.max_iter:
             break
     merged = Result(x, result.evaluation, trace.n_iter, result.reason, trace.history, n_halved)
     return merged, names
 
 
-def _converged(problem, setting, x, monitor):
-    """Return the `Result` of the rule of the fit at a setting, and the rungs that led to it."""
-    plan = problem.plan
-    ep = plan.labels.ep(plan, setting, problem.y)
-
-    def run(rung, x, max_iter, monitor):
-        limits: dict[str, Any] = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
-        if rung.rule is None:
-            return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
-        solve = plan.labels.solver(ep, rung.rule, rung.damping)
-        if rung.in_turn:
-            solve = SequentialEP(ep, rung.rule, rung.damping).solve
-        return solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
-
-    return climb(plan.labels.rungs(plan), run, x, plan.max_iter, monitor)
-
-
-def _parts(problem, pairs, weight):
-    """Return posteriors and weight of pairs of a setting and its `Result`, and the mixture of rows.
-
-    The last tells what leaving each row out says of its label.
-    """
-    # of labels that a kernel separates one side may take all weight, to the last digit
-    pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
-    weight, plan = weight[weight > 0], problem.plan
-    rows = problem.y, base.copies_left_out(plan.X, problem.y, plan.weight)
-    each = [plan.labels.left_out(plan, s, *rows, r) for s, r in pairs]
-    told, wrong = zip(*each, strict=True)
-    posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    logs = base.mixed_logs(weight, np.array(told), rows)
-    return posteriors, weight, dict(loo_log=logs, wrong_proba=weight @ wrong)
-
-
-def attributes_of_setting(setting, relaxation, path):
-    """Return what the sites at one `Setting` leave in the attributes of a fit."""
-    own = dict(label_noise=setting.rate, no_errors_proba=0.0, setting=setting, path=path)
-    return own | dict(relaxation=relaxation)
+def _attributes_of_setting(setting, path):
+    """Return what one `Setting` and the rungs that ran leave in the attributes of a fit."""
+    return dict(label_noise=setting.rate, no_errors_proba=0.0, setting=setting, path=path)
 
 
 def _mixed(nodes, average, without, log_odds, trace, end):
@@ -309,26 +273,21 @@ def _mixed(nodes, average, without, log_odds, trace, end):
     problem, heaviest = nodes.problem, average.heaviest
     setting = heaviest.payload.point
     watch = base.watch_of_sweeps(trace, end, setting)
-    result, path = _converged(problem, setting, heaviest.payload.result.x, watch)
+    result, path = climb(problem, setting, heaviest.payload.result.x, watch)
     own = [node.payload for node in average.nodes]
     pairs = [(p.point, result if p is heaviest.payload else p.result) for p in own]
     share, weight = float(expit(log_odds)), average.weight
     theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
     more = base.attributes_of_nodes(average, theta, nodes.space.names)
-    more |= attributes_of_setting(setting, _relaxation(result), path)
+    more |= _attributes_of_setting(setting, path)
     more |= dict(label_noise=(1.0 - share) * float(weight @ rates), no_errors_proba=share)
     if without is not None:
         pairs += [(n.payload.point, n.payload.result) for n in without.nodes]
         weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
-    posteriors, weight, told = _parts(problem, pairs, weight)
+    posteriors, weight, told = problem.parts(pairs, weight)
     state = setting, result.evaluation.payload[0]
-    more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
+    more |= told | dict(posterior_of_sites=problem.plan.posterior(state))
+    more["relaxation"] = problem.relaxation(result)
     mean = with_theta(problem.plan.kernel, average.weight @ theta)
     run = AveragedPosterior(posteriors, weight), trace, end, result, mean
     return base.fit_of_sites(*run, more, setting.points)
-
-
-def _relaxation(result):
-    """Return the relaxation (n,) of each row at the end of a run, 0 by other rules."""
-    relaxation = getattr(result.evaluation.payload[1], "relaxation", None)
-    return np.zeros(result.x.shape[1]) if relaxation is None else relaxation

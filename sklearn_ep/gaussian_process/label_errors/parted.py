@@ -14,13 +14,13 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
 from ..._engine.sites import Sites, copy_cavity, one_copy
-from .._base import evidence_at, fit_of_sites, log_sides, watch_of_sweeps
+from .._base import evidence_at, log_sides
 from .._hyperparameters import EPNode
 from .._kernels import with_theta
 from ..inducing import ep as passes
 from ..inducing.rows import PartitionedRows, copies_left_out_of_parts, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
-from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
+from .fit import fit_of_mode
 from .problem import LabelErrorPlan, Slopes
 from .rules import LabelErrorStep, OfNoise, Relaxed, noisy_cavity, noisy_marginals, through_noise
 
@@ -94,10 +94,21 @@ def row_labels(part, message, model, classes, fraction=None):
 
 @dataclass
 class PartedErrors:
-    """A `LabelErrorPlan` without rows, and the rows in partitions."""
+    """EP of a `LabelErrorPlan` without rows, and the rows in partitions.
+
+    For problem k over an open map, while its setting moves, from the last sites x on t. Changes of
+    sites on t are small in the standard deviations of t where the noise is large: the tolerance has
+    to be the smaller for it. `last` is EP of the last rung.
+    """
 
     plan: LabelErrorPlan
     data: PartitionedRows
+    run: Any = None
+    k: int = 0
+    x: Any = None
+    tol: float = 5e-3
+    damping: float = 0.8
+    last: Any = None
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -107,37 +118,71 @@ class PartedErrors:
         factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
 
-    def start(self, run, k):
-        """Return the sites on t, part by part, at which problem k starts."""
+    def opened(self, run, k, **how):
+        """Return problem k over an open map, at the sites of the plan."""
         setting, sites = self.plan.settings[k], self.plan.sites[k]
         ends = np.cumsum(self.data.sizes)[:-1]
         if self.plan.labels.joint:
-            return np.split(sites.transpose(2, 0, 1), ends, axis=2)
-        if not np.any(sites):
-            return [np.zeros((1, 2, n)) for n in self.data.sizes]
-        prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
-        messages = np.split(sites, ends, axis=1)
-        return run(project_part, messages, prior, self.plan.noise, self.data.classes)
+            x = np.split(sites.transpose(2, 0, 1), ends, axis=2)
+        elif not np.any(sites):
+            x = [np.zeros((1, 2, n)) for n in self.data.sizes]
+        else:
+            prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
+            messages = np.split(sites, ends, axis=1)
+            x = run(project_part, messages, prior, self.plan.noise, self.data.classes)
+        return replace(self, run=run, k=k, x=x, **how)
 
-    def ep(self, run, k, rate, rule):
-        """Return EP over the partitions of an open map, at a rate of wrong labels."""
-        memory = None
+    def _ep(self, rate, rule):
+        """Return EP over the partitions at a rate of wrong labels."""
+        memory, of_rows = None, (self.run, self.data.sizes, self.data.classes)
         if self.plan.labels.joint:
-            labels = self.plan.labels.passes(rate, self.plan.noise)
-            return passes.InducingEP(run, self.data.sizes, self.data.classes, labels)
+            return passes.InducingEP(*of_rows, self.plan.labels.passes(rate, self.plan.noise))
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
-        rule, positive = OfNoise(rule, self.plan.noise), 1 if len(self.plan.settings) == 1 else k
+        positive = 1 if len(self.plan.settings) == 1 else self.k
+        rule = OfNoise(rule, self.plan.noise)
         labels = passes.BinaryProblems(LabelErrorStep(rate), rule, positive=positive)
-        return passes.InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
+        return passes.InducingEP(*of_rows, labels, memory=memory)
 
-    def solve(self, ep, setting, sites, **options):
-        """Return `Result`, state and model of EP at a setting from sites on t."""
+    def _solved(self, setting, sites, rule, **options):
+        """Return EP of a rule at a setting, with its `Result`, state and model, from sites on t."""
+        ep = self._ep(setting.rate, rule)
         prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
         try:
-            return ep.solve(ep.restate(prior, sites), **options)
+            return ep, *ep.solve(ep.restate(prior, sites), **options)
         except ImproperPosterior:  # the last sites are no start for this kernel
-            return ep.solve(ep.zero(prior), **options)
+            return ep, *ep.solve(ep.zero(prior), **options)
+
+    def at(self, setting, near, slopes=True):
+        """Return the `EPNode` at a setting, None where it has no posterior."""
+        plan = self.plan
+        options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
+        try:
+            ep, result, state, model = self._solved(setting, self.x, plan.rule, **options)
+        except ImproperPosterior:  # such as inducing points that have met
+            return None
+        self.x, moves = state.sites, plan.unit is not None
+        slope, towards, rate_slope = np.empty(0), 0.0, 0.0
+        if plan.learn or moves:
+            sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
+            slope, towards = passes.evidence_gradient(model, sums, False, moves)
+        if plan.learn_rate:
+            rate_slope = sum(self.run(rate_slope_of_part, self.x, model, self.data.classes))
+        told = Slopes(slope, rate_slope, towards)
+        return EPNode(setting, model, replace(result, x=self.x), told)
+
+    def by_rung(self, setting, rung, x, **limits):
+        """Return the `Result` of a `Rung` at a setting from sites x."""
+        how = limits | dict(damping=rung.damping, accelerate=rung.accelerate)
+        self.last, result, state, _ = self._solved(setting, x, rung.rule, **how)
+        return replace(result, x=state.sites)
+
+    def told(self, setting, result):
+        """Return posterior, `Result` with sites on g, and what is told of the rows, of a rung."""
+        model, copies = result.evaluation.payload, copies_left_out_of_parts(self.run, self.data)
+        tell = _told_of_classes if self.plan.labels.joint else _told_of_signs
+        sites, told = tell(self.last, model, result.x, copies)
+        return self.posterior((setting, model)), replace(result, x=sites), told
 
     def value_and_gradient(self, theta, fit, n_jobs, slopes):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
@@ -150,80 +195,18 @@ class PartedErrors:
         with PartMap(self.data.parts, n_jobs) as run:
 
             def at(k, _, x, part, slopes, residual=np.inf):
+                how = dict(tol=min(residual, plan.tol), damping=plan.damping)
                 setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
-                sites = errors.start(run, k)
-                tol = min(residual, plan.tol)
-                problem = PartedErrorProblem(errors, run, k, sites, tol, plan.damping)
-                node = problem.at(setting, None)
+                node = errors.opened(run, k, **how).at(setting, None)
                 return node.log_evidence, node.slope.theta
 
             signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
             return evidence_at(at, signs, theta, fit, slopes, plan.labels.exact_gradient)
 
 
-@dataclass
-class PartedErrorProblem:
-    """EP of problem k over an open map while its setting moves, from the last sites x on t.
-
-    Changes of sites on t are small in the standard deviations of t where the noise is large: the
-    tolerance has to be the smaller for it.
-    """
-
-    errors: PartedErrors
-    run: Any
-    k: int
-    x: list
-    tol: float = 5e-3
-    damping: float = 0.8
-
-    @property
-    def plan(self):
-        """The `LabelErrorPlan`."""
-        return self.errors.plan
-
-    def at(self, setting, near, slopes=True):
-        """Return the `EPNode` at a setting, None where it has no posterior."""
-        plan, classes = self.plan, self.errors.data.classes
-        options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
-        ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
-        try:
-            result, state, model = self.errors.solve(ep, setting, self.x, **options)
-        except ImproperPosterior:  # such as inducing points that have met
-            return None
-        self.x, moves = state.sites, plan.unit is not None
-        slope, towards, rate_slope = np.empty(0), 0.0, 0.0
-        if plan.learn or moves:
-            sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
-            slope, towards = passes.evidence_gradient(model, sums, False, moves)
-        if plan.learn_rate:
-            rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
-        told = Slopes(slope, rate_slope, towards)
-        return EPNode(setting, model, replace(result, x=self.x), told)
-
-
 def fit_parted_errors(run, errors, _, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    plan, trace = errors.plan, Trace(monitor)
-    problem, last = PartedErrorProblem(errors, run, k, errors.start(run, k)), list[Any]()
-    setting, sites, end = learned(problem, plan.settings[k], None, trace)
-
-    def own_run(rung, sites, max_iter, watch):
-        ep = errors.ep(run, k, setting.rate, rung.rule)
-        options = dict(damping=rung.damping, accelerate=rung.accelerate, monitor=watch)
-        options |= dict(tol=plan.tol, max_iter=max_iter)
-        result, state, _ = errors.solve(ep, setting, sites, **options)
-        last[:] = [ep]
-        return replace(result, x=state.sites)
-
-    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS)
-    result, path = climb(plan.labels.rungs(plan), own_run, sites, plan.max_iter, watch)
-    model = result.evaluation.payload
-    tell = _told_of_classes if plan.labels.joint else _told_of_signs
-    sites, more = tell(last[0], model, result.x, copies_left_out_of_parts(run, errors.data))
-    more = attributes_of_setting(setting, more.pop("relaxation"), path) | more
-    ended = trace, end, replace(result, x=sites), setting.kernel
-    posterior = errors.posterior((setting, model))
-    return fit_of_sites(posterior, *ended, more, setting.points)
+    return fit_of_mode(errors.opened(run, k), errors.plan.settings[k], None, Trace(monitor))
 
 
 def _told_of_signs(ep, model, x, copies):

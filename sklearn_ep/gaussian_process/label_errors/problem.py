@@ -14,13 +14,14 @@ from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
+from .. import _base as base
 from .. import _hyperparameters as spaces
-from .._base import evidence_at, log_sides, part_of, single_holds
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._kernels import contract_diagonal, with_theta
 from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
-from .rules import LabelErrorStep, LatentNoise, Relaxed
+from .double_loop import MarginalDoubleLoop
+from .rules import LabelErrorStep, LatentNoise, Relaxed, SequentialEP
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
@@ -212,7 +213,7 @@ class BinaryLabels:
         latent: Any
         if setting.points is None:
             averages = plan.averaging is not None
-            single = passing and averages and single_holds(plan.weight)
+            single = passing and averages and base.single_holds(plan.weight)
             latent = KernelGP(setting.kernel, plan.coordinates, single)
         else:
             latent = InducingGP(setting.kernel, plan.X, setting.points, plan.jitter)
@@ -239,7 +240,7 @@ class BinaryLabels:
         """Return what the others say of rows of so many copies, and which labels are wrong."""
         factor, cav = LabelErrorStep(setting.rate), result.evaluation.payload[0].left_out(copies)
         wrong = factor.wrong_proba(sign, cav.mean, cav.var)
-        return log_sides(factor, cav.mean, cav.var), wrong
+        return base.log_sides(factor, cav.mean, cav.var), wrong
 
     def posterior(self, plan, setting, state):
         """Return what predicts."""
@@ -349,7 +350,7 @@ class LabelErrorPlan:
             node = own.node(setting, ep, result, slopes)
             return node.log_evidence, node.slope.theta if slopes else None
 
-        return evidence_at(at, self.y, theta, fit, slopes, self.labels.exact_gradient)
+        return base.evidence_at(at, self.y, theta, fit, slopes, self.labels.exact_gradient)
 
     @property
     def response_share(self):
@@ -406,10 +407,46 @@ class ErrorProblem:
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
-        return ErrorProblem(part_of(self.plan, rows), self.y[rows], self.x[:, rows], False)
+        return ErrorProblem(base.part_of(self.plan, rows), self.y[rows], self.x[:, rows], False)
 
     def from_rows(self, rows, node):
         """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
         x = self.plan.labels.empty_sites(self.y)
         x[:, rows] = node.payload.result.x
         return replace(self, x=x)
+
+    def by_rung(self, setting, rung, x, **limits):
+        """Return the `Result` of a `Rung` at a setting from sites x."""
+        plan = self.plan
+        ep = plan.labels.ep(plan, setting, self.y)
+        if rung.rule is None:
+            return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
+        solve = plan.labels.solver(ep, rung.rule, rung.damping)
+        if rung.in_turn:
+            solve = SequentialEP(ep, rung.rule, rung.damping).solve
+        return solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
+
+    def told(self, setting, result):
+        """Return posterior, `Result`, and what is told of the rows, of a rung."""
+        posteriors, _, told = self.parts([(setting, result)], np.ones(1))
+        return posteriors[0], result, told | dict(relaxation=self.relaxation(result))
+
+    def parts(self, pairs, weight):
+        """Return posteriors and weight of pairs of a setting and its `Result`, and the mixture.
+
+        The last tells what leaving each row out says of its label.
+        """
+        # of labels that a kernel separates one side may take all weight, to the last digit
+        pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
+        weight, plan = weight[weight > 0], self.plan
+        rows = self.y, base.copies_left_out(plan.X, self.y, plan.weight)
+        each = [plan.labels.left_out(plan, s, *rows, r) for s, r in pairs]
+        told, wrong = zip(*each, strict=True)
+        posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
+        logs = base.mixed_logs(weight, np.array(told), rows)
+        return posteriors, weight, dict(loo_log=logs, wrong_proba=weight @ wrong)
+
+    def relaxation(self, result):
+        """Return the relaxation (n,) of each row at the end of a run, 0 by other rules."""
+        relaxation = getattr(result.evaluation.payload[1], "relaxation", None)
+        return np.zeros(len(self.y)) if relaxation is None else relaxation
