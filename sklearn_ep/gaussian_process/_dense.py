@@ -401,8 +401,7 @@ def _space(estimator, training, kernel, joint):
             kernel = with_own_lengths(kernel, training.X.shape[1])
         spread = base.spread_of(estimator, training)
         prior = spaces.kernel_prior(kernel, base.factor_of(estimator), spread, several)
-        lengths = spaces.KernelScales.at(kernel, kernel.theta).lengths
-        return kernel, spaces.KernelScales(kernel, np.zeros(len(lengths)), prior)
+        return kernel, spaces.KernelScales(kernel, np.zeros(kernel.n_dims), prior)
     learns = estimator.optimizer is not None and kernel.n_dims > 0
     return kernel, spaces.ThetaSpace(kernel) if learns else None
 

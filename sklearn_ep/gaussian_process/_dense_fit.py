@@ -341,8 +341,7 @@ class Deviations(hyper.Nodes):
         log_mass, phi = self.log_mass(mode, curvature, PATH.gain), scales.phi(mode.phi)
         centre = mode._replace(phi=phi, log_prior=scales.log_prior(phi)[0])
         n_told = float(np.sum(1.0 - 1.0 / self._precisions(curvature)))
-        groups = np.array([scales.slopes(unit) for unit in np.eye(len(curvature))])
-        curvature = groups.T @ curvature @ groups
+        curvature = scales.groups @ curvature @ scales.groups.T
         nodes = hyper.Nodes(self.problem, scales)
         return Level(nodes, centre, curvature, log_mass, expected, n_told)
 

@@ -8,7 +8,7 @@ run over the logs of the variance and of the geometric mean of the lengths.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -114,28 +114,24 @@ class ThetaSpace:
 class KernelScales:
     """The log variance and the log geometric mean of the lengths of a kernel, as a vector phi.
 
-    What the kernel keeps fixed is not in phi, whose length T is at most two. `ratios` are the logs
-    of the free lengths less their mean, `s` the spread of their prior; `both` is the `NormalPrior`
-    of variance and length, None for a flat one.
+    What the kernel keeps fixed is not in phi, whose length T is at most two. theta is `moved` plus
+    phi times the `groups` of places that each coordinate moves, so that ratios of lengths are kept;
+    `s` is the spread of their prior; `both` is the `NormalPrior` of variance and length, None for a
+    flat one.
     """
 
     kernel: Kernel
-    ratios: np.ndarray
+    moved: np.ndarray
     both: NormalPrior | None = None
     s: float = 0.0
 
     @classmethod
     def at(cls, kernel, theta, *more):
         """Return the scales that keep the ratios of the lengths at kernel parameters (p,)."""
-        lengths = theta[_places(kernel)[1]]
-        return cls(kernel, lengths - lengths.mean() if len(lengths) else lengths, *more)
+        even = cls(kernel, np.zeros(len(theta)), *more)
+        return replace(even, moved=theta - even.point(even.phi(theta)))
 
-    @cached_property
-    def variance(self):
-        """Where the variance is in theta, at most one place."""
-        return _places(self.kernel)[0]
-
-    @cached_property
+    @property
     def lengths(self):
         """Where the lengths are in theta."""
         return _places(self.kernel)[1]
@@ -143,40 +139,43 @@ class KernelScales:
     @property
     def kept(self):
         """Which of variance and length phi has, as indices."""
-        return [i for i, places in enumerate((self.variance, self.lengths)) if len(places)]
+        return [i for i, own in enumerate(_places(self.kernel)) if len(own)]
 
     @property
     def names(self):
         """What phi consists of."""
         return tuple(_NAMES[i] for i in self.kept)
 
+    @cached_property
+    def groups(self):
+        """Which places of theta each coordinate moves, ones and zeros (T, p)."""
+        places = np.arange(len(self.moved))
+        each = [np.isin(places, own) for own in _places(self.kernel) if len(own)]
+        return np.reshape(each, (len(each), len(places))).astype(float)
+
+    @property
+    def shares(self):
+        """Weights (T, p) of the parameters in the coordinates, which are means of theirs."""
+        return self.groups / self.groups.sum(axis=1, keepdims=True)
+
     def phi(self, theta):
         """Return the vector (T,) of kernel parameters (p,)."""
-        mean = [theta[self.lengths].mean()] if len(self.lengths) else []
-        return np.append(theta[self.variance], mean)
+        return self.shares @ theta
 
     def point(self, phi):
         """Return the kernel parameters (p,) of a vector."""
-        theta = np.empty(len(self.variance) + len(self.lengths))
-        theta[self.variance] = phi[: len(self.variance)]
-        if len(self.lengths):
-            theta[self.lengths] = phi[-1] + self.ratios
-        return theta
+        return phi @ self.groups + self.moved
 
     def slopes(self, gradient):
         """Return the gradient (T,) in phi of what has a gradient (p,) in theta."""
-        total = [gradient[self.lengths].sum()] if len(self.lengths) else []
-        return np.append(gradient[self.variance], total)
+        return self.groups @ gradient
 
     @cached_property
     def bounds(self):
         """Bounds (T, 2) of phi, within which every parameter of the kernel is within its own."""
-        bounds = np.reshape(self.kernel.bounds, (-1, 2))
-        rows = list(bounds[self.variance])
-        if len(self.lengths):
-            low, high = (bounds[self.lengths] - self.ratios[:, None]).T
-            rows.append(np.array([low.max(), high.min()]))
-        return np.reshape(rows, (-1, 2))
+        low, high = (np.reshape(self.kernel.bounds, (-1, 2)) - self.moved[:, None]).T
+        each = [(low[own].max(), high[own].min()) for own in self.groups > 0]
+        return np.reshape(each, (-1, 2))
 
     @cached_property
     def prior(self):
@@ -206,19 +205,15 @@ class LengthSpace(ThetaSpace):
         scales, lengths = self.scales, self.scales.lengths
         away = theta[lengths] - theta[lengths].mean()
         value, of_phi = scales.log_prior(scales.phi(theta))
-        slope = np.empty(len(theta))
-        slope[scales.variance] = of_phi[:-1]
-        slope[lengths] = of_phi[-1] / len(lengths) - away / self.s**2
+        slope = of_phi @ scales.shares
+        slope[lengths] -= away / self.s**2
         return value - 0.5 * away @ away / self.s**2, slope
 
     def prior_precision(self):
         """Return the prior precision (p, p) of theta."""
-        scales, n = self.scales, len(self.scales.lengths)
-        *of_variance, of_length = scales.prior.sd**-2.0
-        total = np.zeros((len(scales.variance) + n,) * 2)
-        total[scales.variance, scales.variance] = of_variance
-        deviations = (np.eye(n) - 1.0 / n) / self.s**2
-        total[np.ix_(scales.lengths, scales.lengths)] = deviations + of_length / n**2
+        shares, own, n = self.scales.shares, self.scales.lengths, len(self.scales.lengths)
+        total = (shares.T * self.scales.prior.sd**-2.0) @ shares
+        total[np.ix_(own, own)] += (np.eye(n) - 1.0 / n) / self.s**2
         return total
 
 

@@ -22,7 +22,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,16 +79,6 @@ class Spacing(NamedTuple):
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
-class PriorDensity(Protocol):
-    """A proper prior density of phi (T,)."""
-
-    def log_density(self, phi: np.ndarray) -> float:
-        """Return the log density."""
-
-    def slope(self, phi: np.ndarray) -> np.ndarray:
-        """Return its gradient (T,)."""
-
-
 class Node(NamedTuple):
     """A model at hyperparameters phi (T,).
 
@@ -106,14 +96,17 @@ class Node(NamedTuple):
     @classmethod
     def under(
         cls,
-        prior: PriorDensity,
+        prior: Any,
         phi: np.ndarray,
         log_evidence: float,
         slope: np.ndarray,
         residual: float,
         payload: Any,
     ) -> "Node":
-        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
+        """Return the node of a log evidence with its gradient slope (T,), the prior added.
+
+        That has `log_density` and `slope`, its gradient, at phi.
+        """
         gradient = slope + prior.slope(phi)
         return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
 
@@ -179,7 +172,7 @@ class Average(NamedTuple):
     log_evidence: float
     foretold: float = 0.0
     n_evaluations: int = 1
-    smooth: SmoothDistribution | None = None
+    smooth: Any = None
     axes: Axes | None = None
     agreement: float | None = None
     n_without: int = 0
@@ -199,7 +192,6 @@ class Average(NamedTuple):
 
     def draw_near(self, which: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         """Return draws of phi (S, T) in phase with numbers (S,) of nodes already drawn."""
-        assert self.smooth is not None
         return self.smooth.draw_near(self.phi, self.weight, which, rng)
 
     @property
@@ -475,7 +467,7 @@ class Lattice:
         known: Mapping[Place, Node | None] = {},
     ) -> None:
         self.origin, self.axes, self.spacing = origin, axes, spacing
-        self.nodes: dict[Place, Node | None] = {(0,) * len(origin.phi): origin, **known}
+        self.nodes: dict[Place, Any] = {(0,) * len(origin.phi): origin, **known}
 
     @property
     def log_cell(self) -> float:
@@ -496,13 +488,8 @@ class Lattice:
             if not shell:
                 break
             points = [self.origin.phi + self.spacing.step * (self.axes @ p) for p in shell]
-            nodes = visits(points, [self._known(teller) for teller in shell.values()])
+            nodes = visits(points, [self.nodes[teller] for teller in shell.values()])
             self.nodes.update(zip(shell, nodes, strict=True))
-
-    def _known(self, place: Place) -> Node:
-        node = self.nodes[place]
-        assert node is not None
-        return node
 
     def floor(self) -> float:
         """Return the log density below which a node has no mass."""

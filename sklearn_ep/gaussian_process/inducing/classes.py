@@ -31,11 +31,6 @@ class ClassPosterior(InducingPosterior):
         super().__init__(gram, shift)
         self.coef = self.mean.reshape(n_classes, -1)
 
-    @cached_property
-    def cov(self):
-        """Covariance A^-1 (K m, K m), in a third of the flops of a product."""
-        return gaussian.inverse_from_triangular(self.inverse)
-
     @property
     def spread(self):
         """Covariance of classes and points (K, m, K, m)."""

@@ -162,8 +162,6 @@ def kernels_of_some_rows(estimator, run, data, monitor, joint):
     if not followed:
         return SomeRows(with_theta(plan.kernel, fit.theta))
     own = fit.attributes
-    if "average" not in own:
-        return SomeRows(own["kernel"])
     heaviest = with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
     return SomeRows(heaviest, fit, place, weight)
 

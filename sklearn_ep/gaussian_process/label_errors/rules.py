@@ -364,14 +364,10 @@ class LatentNoise:
         log_evidence = inner.log_evidence + weight @ log_mass
         return LatentNoiseState(inner, mean, var, log_evidence, weight, *own, noise)
 
-    def latent_covariance(self, state):
-        """Return the posterior covariance (n, n) of f."""
-        return self.structure.covariance(state.latent)
-
     def shared_covariance(self, state):
         """Return the posterior covariance (n, n) of g between rows, and between copies of a row."""
         left = 1.0 + self.noise * state.precision
-        return self.latent_covariance(state) / left / left[:, None]
+        return self.structure.covariance(state.latent) / left / left[:, None]
 
 
 def through_noise(sites, noise):
@@ -450,7 +446,8 @@ class SequentialEP(WholeEP):
         """Map sites (2, n) to their `Evaluation`; the damped step to its target is the sweep."""
         found = super().evaluate(x)
         state, noise = found.payload[0], self.structure.noise
-        joint = JointMarginals(state.latent.mean, self.structure.latent_covariance(state))
+        cov = self.structure.structure.covariance(state.latent)
+        joint = JointMarginals(state.latent.mean, cov)
 
         def natural(i, site):
             return self.weight[i] * np.array(through_noise(Sites(*site), noise))
