@@ -10,7 +10,7 @@ run over the logs of the variance and of the geometric mean of the lengths.
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
@@ -22,6 +22,7 @@ from ._kernels import constant_and_stationary, n_lengths
 from ._limits import LIMITS
 
 _NAMES = ("log_variance", "log_length_scale")
+_RATIOS = (0.75, 4.0)  # scale of log lengths about their mean, and its degrees of freedom: few
 
 
 def scale_prior(factor, root_variance, variance_spread, length_spread=1.0):
@@ -217,35 +218,21 @@ class LengthSpace(ThetaSpace):
         return total
 
 
-@dataclass(frozen=True)
-class RatiosOfLengths:
-    """Prior of the logs of several lengths about their mean: N(0, s^2) of unknown spread s.
+def density_of_ratios(kernel, theta):
+    """Return a log prior of the ratios of lengths at theta (p,), but for a constant, and its slope.
 
-    That makes it a multivariate t distribution, of this `scale` and so many degrees of `freedom`:
-    few rows leave the lengths near each other, and where the evidence wants some of them apart, all
-    of them are free. `places` are those of the lengths in theta; without any it is flat.
+    The logs of several lengths of a constant times RBF or Matern are about their mean N(0, s^2) of
+    unknown spread s. That is a multivariate t distribution: few rows leave the lengths near each
+    other, and where the evidence wants some of them apart, all of them are free. Flat for others.
     """
-
-    places: np.ndarray
-    scale: ClassVar[float] = 0.75
-    freedom: ClassVar[float] = 4.0
-
-    @classmethod
-    def of(cls, kernel):
-        """Return that of a constant times RBF or Matern of several lengths, flat for others."""
-        split = constant_and_stationary(kernel)
-        places = np.arange(0) if split is None else _places(kernel)[1]
-        return cls(places if len(places) > 1 else places[:0])
-
-    def log_density(self, theta):
-        """Return the log density at theta (p,), but for a constant, and its gradient."""
-        lengths, slope = theta[self.places], np.zeros(len(theta))
-        if not len(lengths):
-            return 0.0, slope
-        apart, n = lengths - lengths.mean(), self.freedom + len(lengths)
-        total = self.freedom * self.scale**2 + apart @ apart
-        slope[self.places] = -n / total * apart
-        return -0.5 * n * float(np.log(total)), slope
+    split, slope = constant_and_stationary(kernel), np.zeros(len(theta))
+    own = () if split is None else _places(kernel)[1]
+    if len(own) < 2:
+        return 0.0, slope
+    apart, (scale, freedom) = theta[own] - theta[own].mean(), _RATIOS
+    n, total = freedom + len(own), freedom * scale**2 + apart @ apart
+    slope[own] = -n / total * apart
+    return -0.5 * n * float(np.log(total)), slope
 
 
 def learned_coordinates(kernel):

@@ -25,8 +25,8 @@ from .rows import batches_of_part, keys_of_part
 from .values import InducingPosterior, InducingPrior, rebase
 
 
-@dataclass
-class Hyperparameters:
+@dataclass(frozen=True)
+class Hyperparameters(spaces.ThetaSpace):
     """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
 
     The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
@@ -35,11 +35,10 @@ class Hyperparameters:
     would cross many times. Z (m, d) are the first inducing points, `unit` (d,) is the length of a
     step of size one in each column.
 
-    The prior is flat, or with `lengths_near` that of `RatiosOfLengths`, for several lengths of a
+    The prior is flat, or with `lengths_near` `density_of_ratios`, for several lengths of a
     constant times RBF or Matern.
     """
 
-    kernel: Any
     Z: np.ndarray
     unit: np.ndarray
     jitter: float
@@ -111,25 +110,12 @@ class Hyperparameters:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
 
-    s = 0.0
-
-    def point(self, vector):
-        """Return the vector itself, where a problem is evaluated."""
-        return vector
-
-    slopes = point
-
-    @cached_property
-    def _ratios(self):
-        near = self.lengths_near and self.n_theta
-        return spaces.RatiosOfLengths.of(self.kernel) if near else None
-
     def log_prior(self, vector):
         """Return the log prior at a vector, but for a constant, and its gradient (p,)."""
         gradient = np.zeros(len(vector))
-        if self._ratios is None:
+        if not (self.lengths_near and self.n_theta):
             return 0.0, gradient
-        value, slope = self._ratios.log_density(self.theta(vector))
+        value, slope = spaces.density_of_ratios(self.kernel, self.theta(vector))
         gradient[: self.n_theta] = slope @ self._maps[0]
         return value, gradient
 

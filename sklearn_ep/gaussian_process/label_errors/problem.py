@@ -60,20 +60,16 @@ class WeakScales(spaces.ThetaSpace):
     """All parameters of a kernel under the weak priors of a mode.
 
     The mean variance at `rows` with copies `weight` is log-normal about four times the noise;
-    several lengths are `RatiosOfLengths`, as rows with wrong labels would set them far apart. The
-    last parameter is the log length of the default kernel, log-Cauchy about that of `length`, which
-    is None for other kernels: a smooth function is preferred where the rows do not tell, and given
-    up without resistance where they do.
+    several lengths have a `density_of_ratios`, as rows with wrong labels would set them far apart.
+    The last parameter is the log length of the default kernel, log-Cauchy about that of `length`,
+    which is None for other kernels: a smooth function is preferred where the rows do not tell, and
+    given up without resistance where they do.
     """
 
     rows: Any
     weight: np.ndarray
     noise: float
     length: float | None
-
-    @cached_property
-    def _ratios(self):
-        return spaces.RatiosOfLengths.of(self.kernel)
 
     def log_prior(self, theta):
         """Return the log prior density of theta, but for a constant, and its gradient."""
@@ -82,7 +78,7 @@ class WeakScales(spaces.ThetaSpace):
         away = np.log(total / self.weight.sum() / self.noise / 4.0)
         value = -0.5 * away**2
         slope = -away * contract_diagonal(kernel, self.rows, self.weight / total)
-        of_ratios, steep = self._ratios.log_density(theta)
+        of_ratios, steep = spaces.density_of_ratios(self.kernel, theta)
         value, slope = value + of_ratios, slope + steep
         if self.length is None:
             return value, slope
