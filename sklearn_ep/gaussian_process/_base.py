@@ -31,7 +31,7 @@ from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._hyperparameters import central_differences, learned_coordinates
-from ._kernels import has_input_gradient, with_theta
+from ._kernels import has_input_gradient
 from ._limits import LIMITS
 from ._response import added_variance, check_responds, corrections, site_problems
 from ._structured import GroupedRBF
@@ -802,7 +802,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         args = whole, self._fitted, self.n_jobs, eval_gradient
         value, gradient = self._plan.value_and_gradient(*args)
         if not clone_kernel:
-            self.kernel_ = with_theta(fitted, whole)
+            self.kernel_ = fitted.clone_with_theta(whole)
         if not eval_gradient:
             return value
         return value, gradient.reshape(n_equal, -1).sum(axis=0)

@@ -14,7 +14,6 @@ from scipy.spatial.distance import cdist
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
-    CompoundKernel,
     ConstantKernel,
     DotProduct,
     Exponentiation,
@@ -48,8 +47,6 @@ def contract(kernel, X, G, Z=None, inputs=False):
         if constant_and_stationary(leaf) is not None:
             cross = cross_covariance(leaf, X if Z is None else Z)
             return cross.contract(cross.block(X)[1], G, inputs)
-        if inputs:
-            raise TypeError(f"no derivative in the inputs for the kernel {leaf}")
         return _by_tensor(leaf, X, G, Z), 0.0
 
     return _walk(kernel, G, lambda part: part(X, Z), of_leaf)
@@ -454,12 +451,8 @@ def with_theta(kernel, theta):
     """Return a copy of a kernel with other log parameters, as `kernel.clone_with_theta` does.
 
     scikit-learn looks all parameters up by name, which costs as much as half a sweep over 100 rows;
-    a constant times RBF or Matern is put together from its parts instead. A compound of kernels
-    takes the parameters of all of them one after another.
+    a constant times RBF or Matern is put together from its parts instead.
     """
-    if isinstance(kernel, CompoundKernel):
-        parts = np.split(theta, len(kernel.kernels))
-        return CompoundKernel(list(map(with_theta, kernel.kernels, parts)))
     split = constant_and_stationary(kernel)
     if split is None:
         return kernel.clone_with_theta(theta)
