@@ -15,7 +15,7 @@ operator (n, q) of their own with `weighted_gram(weight)` for B' diag(weight) B 
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,7 @@ class ClassCovariance:
         level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
         self.level = gaussian.checked_cholesky(level, overwrite=True)
         self.log_det += gaussian.log_diagonal(self.level)
-        self.offset = self.level.copy(order="F")
-        gaussian.invert_triangular(self.offset)
+        self.offset = gaussian.triangular_inverse(self.level)
 
     def weights(self, Ks: np.ndarray, shift: np.ndarray) -> np.ndarray:
         """Return K^-1 mean (n, K) for shifts (n, K) of the sites and their product with K."""
@@ -143,11 +142,10 @@ def _explain(K: np.ndarray, precision: np.ndarray, out: np.ndarray) -> float:
     np.multiply(scale[:, None], K, out=out.T)
     out *= scale[:, None]
     gaussian.add_to_diagonal(out, 1.0)
-    lower = gaussian.checked_cholesky(out, overwrite=True)
-    log_det = gaussian.log_diagonal(lower)
-    gaussian.invert_triangular(lower)
-    lower *= scale
-    gaussian.mirrored(gaussian.triangular_gram(lower))
+    inverse = gaussian.inverse_factor(out)
+    log_det = -gaussian.log_diagonal(inverse)
+    inverse *= scale
+    gaussian.mirrored(gaussian.triangular_gram(inverse))
     return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
 
 
@@ -205,17 +203,14 @@ class ClassLatentState:
         alpha = self.spread.weights(K @ shift, shift)
         if not self.spread.single:
             return alpha
-        system = _on_arrays(partial(self._times_system, K), shift.shape)
+        # K^-1 mean times precision K and the identity is the shift
+        system = _on_arrays(lambda v: v + star_times(self.precision, K @ v), shift.shape)
         nearly = _on_arrays(lambda left: self.spread.weights(K @ left, left), shift.shape)
         how = dict(rtol=1e-5, maxiter=3, M=nearly)
         found, n_left = gcrotmk(system, shift.ravel(), alpha.ravel(), **how)
         if n_left or not np.all(np.isfinite(found)):
             raise gaussian.ImproperPosterior("single precision does not hold the posterior mean")
         return found.reshape(shift.shape)
-
-    def _times_system(self, K: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Return (I + precision K) vectors, which is the shift if these are K^-1 mean."""
-        return vectors + star_times(self.precision, K @ vectors)
 
     def evidence_curvature(self) -> np.ndarray:
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).

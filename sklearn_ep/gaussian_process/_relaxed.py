@@ -484,15 +484,11 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         with PartMap(parts, self.n_jobs) as run:
             seed = checks.draw_seed(rng)
             data, kept = described(self, run, kept, seed)
-            spread = data.spread or 1.0
-            rows = data.candidates, data.candidate_weight
-            joint = self._takes_joint(True)
+            joint, spread = self._takes_joint(True), data.spread or 1.0
             m = base.inducing_count(self) if joint else self._inducing_count(data.weight)
-            Z = first_points(self, *rows, seed, m=m)
-            kernel = self._initial_kernel(spread)
-            labels, empty = self._labels(np.zeros(sum(data.sizes), dtype=int), joint)
-            empty, unit = np.zeros_like(empty), data.units.spread
-            plan = self._plan_with(labels, kernel, Z, rng, spread, empty, unit)
+            Z = first_points(self, data.candidates, data.candidate_weight, seed, m=m)
+            nobody = np.zeros(sum(data.sizes), dtype=int)
+            plan = self._plan_with(nobody, joint, rng, spread, Z, data.units.spread)
             problem, fit_one = PartedErrors(plan, data), partial(fit_parted_errors, run)
             fits = fit_problems(self, problem, fit_one, None, None, (X, y), joint)
             y = labels_and_copies(run, data)[0]
@@ -550,24 +546,13 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
     def _plan_of(self, training, joint=False):
         """Return the `LabelErrorPlan` of rows in memory."""
         X, spread = training.X, base.spread_of(self, training)
-        kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
-        seed, Z = checks.draw_seed(rng), None
+        rng = check_random_state(self.random_state)
+        seed, Z, unit = checks.draw_seed(rng), None, None
         if self._through_points(len(X)):
             m = self._inducing_count(training.weight.sum())
             Z = first_points(self, X, training.weight, seed, m=m)
-        else:
-            base.check_kernel(kernel, kernel(X))
-        labels, empty = self._labels(training.y, joint)
-        averaging = self._averaging(training, kernel, len(empty) == 1)
-        rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
-        rows["coordinates"] = span_coordinates(kernel, X)
-        unit = None if Z is None else base.column_spread(X, training.weight)
-        return self._plan_with(labels, kernel, Z, rng, spread, empty, unit, **rows)
-
-    def _labels(self, y, joint):
-        """Return what rows are of, and empty sites, one entry a problem."""
-        labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
-        return labels, np.stack([labels.empty_sites(y)] * checks.count_problems(self, joint))
+            unit = base.column_spread(X, training.weight)
+        return self._plan_with(training.y, joint, rng, spread, Z, unit, training)
 
     def _takes_joint(self, through_points):
         """Return whether all classes get one joint posterior; refuse settings that exclude it."""
@@ -580,13 +565,21 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         }
         return base.allows_joint(self, through_points, excludes)
 
-    def _plan_with(self, labels, kernel, Z, rng, spread, empty, unit, **rows):
-        """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
+    def _plan_with(self, y, joint, rng, spread, Z, unit, training=None):
+        """Return the `LabelErrorPlan` of inducing points or None; rows may be elsewhere.
 
-        `unit` (d,) is the spread of the columns, `empty` are sites that say nothing.
+        `unit` (d,) is the spread of the columns, y are labels, or anything where the rows are not.
         """
-        if Z is not None:
-            base.check_kernel(kernel, kernel(Z, Z))
+        kernel, rows = self._initial_kernel(spread), {}
+        base.check_kernel(kernel, kernel(training.X) if Z is None else kernel(Z, Z))
+        labels: Any = ClassLabels(len(self.classes_)) if joint else BinaryLabels()
+        empty = np.stack([labels.empty_sites(y)] * checks.count_problems(self, joint))
+        if training is None:
+            empty = np.zeros_like(empty)
+        else:
+            averaging = self._averaging(training, kernel, len(empty) == 1)
+            rows = dict(X=training.X, y=y, weight=training.weight, averaging=averaging)
+            rows["coordinates"] = span_coordinates(kernel, training.X)
         settings, sites = self._first_settings(empty, kernel, Z, spread)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
