@@ -142,10 +142,11 @@ def _explain(K: np.ndarray, precision: np.ndarray, out: np.ndarray) -> float:
     np.multiply(scale[:, None], K, out=out.T)
     out *= scale[:, None]
     gaussian.add_to_diagonal(out, 1.0)
-    inverse = gaussian.inverse_factor(out)
-    log_det = -gaussian.log_diagonal(inverse)
-    inverse *= scale
-    gaussian.mirrored(gaussian.triangular_gram(inverse))
+    lower = gaussian.checked_cholesky(out, overwrite=True)
+    log_det = gaussian.log_diagonal(lower)
+    gaussian.invert_triangular(lower)
+    lower *= scale
+    gaussian.mirrored(gaussian.triangular_gram(lower))
     return log_det + _explain_less(K, precision, out) if precision.min() < 0 else log_det
 
 

@@ -92,7 +92,8 @@ class DenseState:
         A[:, minus] = own
         B = -d[:, None] * own * d
         gaussian.add_to_diagonal(B, 1.0)
-        inverse = gaussian.inverse_factor(B.T)  # symmetric
+        inverse = gaussian.checked_cholesky(B.T, overwrite=True)  # symmetric
+        gaussian.invert_triangular(inverse)
         self.log_evidence += gaussian.log_diagonal(inverse)
         self.var[minus] = np.diagonal(own)
         self.raised, self.added = gaussian.lower_times(inverse, d[:, None] * A), np.empty_like(A)
