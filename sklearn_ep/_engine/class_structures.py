@@ -78,6 +78,16 @@ class ClassCovariance:
         P = self.explained[c] @ k
         return P, gaussian.lower_times(self.offset, P.copy())
 
+    def weights_with(self, k: np.ndarray, c: int, j: int) -> np.ndarray:
+        """Return weights (n, m) of the training rows, for prior covariances k (n, m).
+
+        Their product with prior covariances of other rows is the covariance of class c there with
+        class j here, but for the prior one where the classes are one.
+        """
+        P, half = self.halves(j, k)
+        weights = self.explained[c] @ gaussian.lower_times(self.offset, half, trans=True)
+        return weights - P if c == j else weights
+
     def blocks(self, prior: np.ndarray, k: np.ndarray, entries: int = 20_000_000) -> np.ndarray:
         """Return the covariances (m, K, K) of rows with prior variances (m,), in blocks of rows.
 

@@ -67,13 +67,26 @@ class AveragedPosterior:
         """Return means (n,) or (n, K), at the cost of those of the nodes."""
         return np.tensordot(self.weight, [latent_mean(p, X) for p in self.posteriors], 1)
 
-    def covariance(self, X1, X2, *classes):
-        """Return the covariance (n1, n2), of two classes of several, by the law of the total."""
-        cov = np.array([p.covariance(X1, X2, *classes) for p in self.posteriors])
-        means = [np.array([latent_mean(p, X) for p in self.posteriors]) for X in (X1, X2)]
-        if classes:
-            means = [mean[:, :, c] for mean, c in zip(means, classes, strict=True)]
-        return mixture_covariance(self.weight, cov, *means)
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) by the law of the total."""
+        each = [p.covariance(X1, X2) for p in self.posteriors]
+        return mixture_covariance(self.weight, each, *map(self._means, (X1, X2)))
+
+    def covariances_with(self, X2, pairs):
+        """Return the map from rows X1 to covariances (P, n1, n2) of pairs of classes with X2."""
+        each = [p.covariances_with(X2, pairs) for p in self.posteriors]
+        first, second = np.transpose(pairs)
+        right = self._means(X2)[:, second]
+
+        def of_rows(X1):
+            left = self._means(X1)[:, first]
+            return mixture_covariance(self.weight, (own(X1) for own in each), left, right)
+
+        return of_rows
+
+    def _means(self, X):
+        """Return the means (M, n) or (M, K, n) of the nodes."""
+        return np.array([latent_mean(p, X).T for p in self.posteriors])
 
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n) or (n_samples, n, K), each from one node."""

@@ -146,11 +146,11 @@ def draw_log_prob(posterior, link, X, n_samples, rng):
     return label_log_prob(link, draw_latent(posterior, X, n_samples, rng))
 
 
-def covariance_with(posterior, X2, *classes):
-    """Return the map from rows X1 to `posterior.covariance(X1, X2, *classes)`."""
+def covariance_with(posterior, X2):
+    """Return the map from rows X1 to `posterior.covariance(X1, X2)`."""
     if hasattr(posterior, "covariance_with"):
-        return posterior.covariance_with(X2, *classes)
-    return lambda X1: posterior.covariance(X1, X2, *classes)
+        return posterior.covariance_with(X2)
+    return lambda X1: posterior.covariance(X1, X2)
 
 
 class SeparateLatents:
@@ -231,9 +231,9 @@ class JointLatents:
     """One latent function a class with a joint posterior.
 
     The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
-    `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, and `draw(X, n_samples, rng)` ->
-    (S, n, K). It has the `factor` of all classes, and may offer `covariance_with(X2, c, j)`. One
-    that is not Gaussian offers `at_nodes(factor, X)`. Of two classes only the contrast
+    `covariances_with(X2, pairs)` -> map from rows X1 to (P, n1, n2) between pairs of classes, and
+    `draw(X, n_samples, rng)` -> (S, n, K). It has the `factor` of all classes. One that is not
+    Gaussian offers `at_nodes(factor, X)`. Of two classes only the contrast
     (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model. Labels are
     predicted by another `factor` where one is given, and from variances times a `temper`.
     """
@@ -263,19 +263,17 @@ class JointLatents:
 
     def covariance(self, X1, X2):
         """Return the covariances (K, n1, n2) of each class, of two classes (n1, n2)."""
-        between = self.posterior.covariance
-        if self.posterior.n_classes == 2:
-            signed = ((1, 1, 0.5), (0, 0, 0.5), (0, 1, -0.5), (1, 0, -0.5))
-            return sum(share * between(X1, X2, c, j) for c, j, share in signed)
-        return np.stack([between(X1, X2, c, c) for c in range(self.posterior.n_classes)])
+        if X1.shape[0] < X2.shape[0]:  # what is kept of the rows of the map is the smaller part
+            return np.swapaxes(self.covariance(X2, X1), -1, -2)
+        return self.covariance_with(X2)(X1)
 
     def covariance_with(self, X2):
         """Return the map from rows X1 to `covariance(X1, X2)`."""
         K = self.posterior.n_classes
-        if K == 2:
-            return lambda X1: self.covariance(X1, X2)
-        each = [covariance_with(self.posterior, X2, c, c) for c in range(K)]
-        return lambda X1: np.stack([of_rows(X1) for of_rows in each])
+        if K > 2:
+            return self.posterior.covariances_with(X2, [(c, c) for c in range(K)])
+        of_rows = self.posterior.covariances_with(X2, [(0, 0), (1, 1), (0, 1), (1, 0)])
+        return lambda X1: np.tensordot([0.5, 0.5, -0.5, -0.5], of_rows(X1), 1)
 
     def variance_and_log_proba(self, X):
         """Return variances and log probabilities (n, K) for scores, from one pass.

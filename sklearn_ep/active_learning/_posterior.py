@@ -78,7 +78,10 @@ class Posterior:
     def _with_labels(self):
         """Return covariances (K, n, m) with the reference rows, all labels in; kept once asked."""
         if self._cross is None:
-            self._cross = self.source.covariance_with(self.reference)(self.X)
+            of_rows, rows = self.source.covariance_with(self.reference), np.arange(len(self.mean))
+            blocks = row_blocks(len(rows), len(self.reference_mean), 8 * _BLOCK)
+            each = [of_rows(rows_at(self.X, rows[block])) for block in blocks]
+            self._cross = np.concatenate(each, axis=1)
             for d, d_reference, curvature in self._directions:
                 self._cross = self._cross - _product(d, d_reference, curvature)
         return self._cross

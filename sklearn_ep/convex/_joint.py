@@ -68,6 +68,11 @@ class JointWeightPosterior(LinearPosterior):
         """Return the covariance (q, n_new) of the weights of class c with class j at rows B."""
         return self.slope**2 * self.temper * self.spread.weights_with(B, c, j)
 
+    def covariances_with(self, X2, pairs):
+        """Return the map from rows X1 to covariances (P, n1, n2) of pairs of classes with X2."""
+        each = [self.covariance_with(X2, c, j) for c, j in pairs]
+        return lambda X1: np.array([of_rows(X1) for of_rows in each])
+
     def joined(self, X, y):
         """Return a new posterior with rows included one after another, and log p of their labels.
 

@@ -106,12 +106,8 @@ class SpreadByRows:
 
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
-        known, new = self.latents, B.toarray() if sp.issparse(B) else B
-        P, half = known.halves(j, self.prior.covariance(self.B, B))
-        inner = known.explained[c] @ gaussian.lower_times(known.offset, half, trans=True)
-        prior = 0.0
-        if c == j:
-            inner, prior = inner - P, new.T
+        inner = self.latents.weights_with(self.prior.covariance(self.B, B), c, j)
+        prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
         return self.prior.solve(prior + np.asarray(self.B.T @ inner))
 
     def draw(self, n_samples, rng):

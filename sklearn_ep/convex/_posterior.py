@@ -41,14 +41,14 @@ class LinearPosterior:
         """Return central intervals (.., 2) of the weights."""
         return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
-    def covariance(self, X1, X2, *classes):
-        """Return the covariance (n1, n2) of the predictors of new rows, of two classes if any."""
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of the predictors of new rows."""
         if X1.shape[0] < X2.shape[0]:  # the matrix of weights and rows is the smaller one
-            return self.covariance(X2, X1, *classes[::-1]).T
-        return self.covariance_with(X2, *classes)(X1)
+            return self.covariance(X2, X1).T
+        return self.covariance_with(X2)(X1)
 
     def covariance_with(self, X2, *classes):
-        """Return the map from rows X1 to `covariance(X1, X2)`; n n2 numbers are kept."""
+        """Return the map from rows X1 to covariances (n1, n2); n n2 numbers are kept."""
         B = with_ones(X2, self.intercept)
         blocks = [self.weight_covariance(B[rows], *classes) for rows in row_blocks(*B.shape)]
         joint = np.hstack(blocks)

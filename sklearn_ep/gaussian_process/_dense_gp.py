@@ -350,12 +350,19 @@ class JointGPPosterior:
         k = covariances(self.kernel, self.X, X)
         return k.T @ self.alpha, self.spread.blocks(self.kernel.diag(X), k)
 
-    def covariance(self, X1, X2, c, j):
-        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
-        k1, k2 = (covariances(self.kernel, self.X, new) for new in (X1, X2))
-        P, Q1 = self.spread.halves(c, k1)
-        shared = Q1.T @ self.spread.halves(j, k2)[1]
-        return shared + self.kernel(X1, X2) - P.T @ k2 if c == j else shared
+    def covariances_with(self, X2, pairs):
+        """Return the map from rows X1 to covariances (P, n1, n2) of pairs of classes with X2."""
+        cross, known = (cross_covariance(self.kernel, rows) for rows in (X2, self.X))
+        k = covariances(self.kernel, self.X, X2)
+        weights = np.array([self.spread.weights_with(k, c, j) for c, j in pairs])
+        same = np.equal(*np.transpose(pairs))
+
+        def of_rows(X1):
+            cov = known.block(X1)[0] @ weights
+            cov[same] += cross.block(X1)[0]
+            return cov
+
+        return of_rows
 
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new, K) of all classes at new rows.

@@ -1,5 +1,7 @@
 """Look-ahead scores against exact probabilities of two labels, and what they are made of."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -17,6 +19,7 @@ from sklearn_ep import (
 from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep.active_learning import query, scores
 from sklearn_ep.active_learning._posterior import posterior_of
+from sklearn_ep.gaussian_process._kernels import StationaryCross
 
 PROBLEMS = oracle("active_learning2")
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -263,6 +266,19 @@ def test_covariances_with_kept_reference_rows_are_the_covariances(multi_class, s
     np.testing.assert_allclose(there, back.transpose(0, 2, 1), atol=1e-10)
 
 
+def test_covariances_of_classes_share_those_of_the_kernel(monkeypatch):
+    X, y = iris()
+    clf = EPGaussianProcessClassifier().fit(X[:40], y[:40])
+    of_rows, asked = clf._latents().covariance_with(X[:9]), []
+    block = StationaryCross.block
+    monkeypatch.setattr(
+        StationaryCross, "block", lambda self, X: asked.append(len(X)) or block(self, X)
+    )
+    assert len(clf.hyper_weights_) > 1 and of_rows(X[60:]).shape == (3, 90, 9)
+    # of each node with its training rows, for means as well, and with the rows of the map
+    assert asked == [90] * 3 * len(clf.hyper_weights_)
+
+
 @pytest.mark.parametrize("settings", [{}, dict(method="sparse", n_inducing=15)])
 @pytest.mark.parametrize("kernel", [4.0 * RBF(2.0), DotProduct() + ConstantKernel(1.0)])
 def test_joint_posteriors_lose_the_level_that_classes_share(settings, kernel):
@@ -273,12 +289,12 @@ def test_joint_posteriors_lose_the_level_that_classes_share(settings, kernel):
     pool = X[40:]
     posterior = posterior_of(clf, pool, pool[:30])
     np.testing.assert_allclose(posterior.proba(), clf.predict_proba(pool), atol=1e-12)
-    between = clf._posteriors[0].covariance
-    level = sum(between(pool, pool[:30], c, j) for c in range(3) for j in range(3)) / 9
+    pairs = list(product(range(3), repeat=2))
+    C = clf._posteriors[0].covariances_with(pool[:30], pairs)(pool)
+    level = C.mean(axis=0)
     np.testing.assert_allclose(clf.kernel_(pool, pool[:30]) / 3, level, atol=1e-9)
     # covariance of one class less the mean of the others, over that of the noise between two
-    C = np.array([[between(pool, pool[:30], c, j) for j in range(3)] for c in range(3)])
-    contrast = np.eye(3) - (1 - np.eye(3)) / 2
+    C, contrast = C.reshape(3, 3, *level.shape), np.eye(3) - (1 - np.eye(3)) / 2
     truth = np.einsum("ca,aijk,ci->cjk", contrast, C, contrast) / 2
     np.testing.assert_allclose(
         posterior.source.covariance_with(pool[:30])(pool), truth, atol=1e-9

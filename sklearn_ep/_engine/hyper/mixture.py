@@ -1,6 +1,6 @@
 """Mixtures over nodes: what their weighted parts add up to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,19 @@ def mixture_moments(
 
 
 def mixture_covariance(
-    weight: np.ndarray, cov: np.ndarray, left: np.ndarray, right: np.ndarray
+    weight: np.ndarray, cov: Iterable[np.ndarray], left: np.ndarray, right: np.ndarray
 ) -> np.ndarray:
-    """Return the covariance (n1, n2) of a mixture with weight (M,).
+    """Return the covariance (..., n1, n2) of a mixture with weight (M,).
 
-    cov (M, n1, n2) are those of the parts, left (M, n1) and right (M, n2) the means of both sides.
+    cov (M, ..., n1, n2) are those of the parts, left (M, ..., n1) and right (M, ..., n2) the means
+    of both sides.
     """
-    apart, other = left - weight @ left, right - weight @ right
-    return np.tensordot(weight, cov, 1) + (weight * apart.T) @ other
+    apart, other = (side - np.tensordot(weight, side, 1) for side in (left, right))
+    # one after another: together they may be many and large
+    total = (weight * np.moveaxis(apart, 0, -1)) @ np.moveaxis(other, 0, -2)
+    for share, part in zip(weight, cov, strict=True):
+        total += share * part
+    return total
 
 
 def log_mixture(weight: np.ndarray, log_p: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from ..._engine import class_sites, class_structures, gaussian
 from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
+from .._kernels import cross_covariance
 from .ep import PassRows, RowSlopes, Visit, signed_gram
 from .rows import read_rows
 from .values import InducingPosterior, block_rows, times_rows
@@ -224,11 +225,18 @@ class JointInducingPosterior:
             np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
         return mean, cov
 
-    def covariance(self, X1, X2, c, j):
-        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
-        W1, W2 = self.prior.whiten(X1)[0], self.prior.whiten(X2)[0]
-        shared = W1 @ self.spread[c, :, j] @ W2.T
-        return shared + self.prior.kernel(X1, X2) - W1 @ W2.T if c == j else shared
+    def covariances_with(self, X2, pairs):
+        """Return the map from rows X1 to covariances (P, n1, n2) of pairs of classes with X2."""
+        W2, cross = self.prior.whiten(X2)[0].T, cross_covariance(self.prior.kernel, X2)
+        weights = np.array([self.spread[c, :, j] @ W2 - (c == j) * W2 for c, j in pairs])
+        same = np.equal(*np.transpose(pairs))
+
+        def of_rows(X1):
+            cov = self.prior.whiten(X1)[0] @ weights
+            cov[same] += cross.block(X1)[0]
+            return cov
+
+        return of_rows
 
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
