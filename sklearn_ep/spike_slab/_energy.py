@@ -75,7 +75,7 @@ class EnergyState:
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""
-        return self.problem.factor.matched(self.mean, self.var)
+        return self.problem.factor.matched(self.mean, self.var, self.tilted.inclusion)
 
     @cached_property
     def energy(self):
@@ -114,12 +114,12 @@ class EnergyState:
         """Derivative of G in the moments (mean, -second moment / 2), shape (2, d)."""
         c = self.matched
         linear = self.sites[0] + c.shift - self.mean / self.var
-        return np.stack([linear, self.sites[1] + c.precision - 1.0 / self.var])
+        return np.array([linear, self.sites[1] + c.precision - 1.0 / self.var])
 
     @cached_property
     def cavity(self):
         """Shift and precision of Q without each site, shape (2, d)."""
-        return np.stack([self.mean / self.var, 1.0 / self.var]) - self.sites
+        return np.array([self.mean / self.var, 1.0 / self.var]) - self.sites
 
     @cached_property
     def tilted(self):
@@ -160,7 +160,7 @@ def positive_sites(factor, cavity):
     precision = np.maximum(cavity[1], eps)
     t = factor.tilted(cavity[0], precision)
     site = np.maximum(1.0 / t.var - precision, eps)
-    return np.stack([t.mean * (site + precision) - cavity[0], site])
+    return np.array([t.mean * (site + precision) - cavity[0], site])
 
 
 def tilted_at(factor, cavity):
@@ -171,7 +171,7 @@ def tilted_at(factor, cavity):
 
 def signed_sites(factor, tilted, cavity, sites):
     """Undamped sites of EP of any sign at cavities (2, d); those whose cavity is improper stay."""
-    target = np.stack([tilted.mean / tilted.var, 1.0 / tilted.var]) - cavity
+    target = np.array([tilted.mean / tilted.var, 1.0 / tilted.var]) - cavity
     return np.where(factor.proper(cavity[1]), target, sites)
 
 
@@ -213,11 +213,12 @@ def regular_ep(
     def evaluate(x):
         state = problem.at(x)
         record = {"objective": state.energy} if energies else {}
-        target = state.target
-        if signed:
-            target = signed_sites(problem.factor, state.tilted, state.cavity, x)
         if in_turn:
             target = towards(x, swept_in_turn(state, damping), damping)
+        elif signed:
+            target = signed_sites(problem.factor, state.tilted, state.cavity, x)
+        else:
+            target = state.target
         return Evaluation(target, state.residual, record=record, payload=state)
 
     acceleration = Anderson(mixing=damping) if signed else None
@@ -262,7 +263,7 @@ def _solve_separate(share, slab, gaussian, x):
     det = a * spread + share * s * v * away * away
     y = x[1] + m * x[0]
     top, low = (c * x[0] - b * y) / det, (a * y - b * x[0]) / det
-    return np.stack([top + m * low, low])
+    return np.array([top + m * low, low])
 
 
 @dataclass
@@ -331,7 +332,7 @@ class Descent:
             slab = tilted.slab_mean, tilted.slab_var
             return _solve_separate(self.alpha * tilted.inclusion, slab, marginal, x)
 
-        own = np.stack([b11 * g[0] + b12 * g[1], b12 * g[0] + b22 * g[1]])
+        own = np.array([b11 * g[0] + b12 * g[1], b12 * g[0] + b22 * g[1]])
         image = inverse(own + e * along(g))
         if self.alpha > 0:
             lift = inverse(e)

@@ -306,7 +306,7 @@ def test_little_noise_and_few_rows_do_not_give_a_node_all_weight():
 
 
 def test_evidence_that_single_models_do_not_confirm_is_taken_back(monkeypatch):
-    X, y = data()
+    X, y = data(d=60)  # only more columns than rows leave a doubt
     free = SpikeSlabRegressor().fit(X, y)
     monkeypatch.setattr(integration, "overrated", lambda state, seed: 7.0)
     reg = SpikeSlabRegressor().fit(X, y)
@@ -314,6 +314,11 @@ def test_evidence_that_single_models_do_not_confirm_is_taken_back(monkeypatch):
     assert reg.log_evidence_ == pytest.approx(free.log_evidence_ - 7.0, abs=0.5)
     assert any("7.0 nats" in remark for remark in reg.diagnose().remarks)
     assert "effective" in str(free.diagnose())
+
+
+def test_no_single_models_where_rows_are_more_than_columns(monkeypatch):
+    monkeypatch.setattr(integration, "overrated", lambda *_: pytest.fail("asked"))
+    assert len(SpikeSlabRegressor().fit(*data()).hyper_weights_) > 1
 
 
 def test_a_node_begins_where_the_prior_answers_what_the_data_said_to_its_neighbour():

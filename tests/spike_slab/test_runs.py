@@ -15,7 +15,7 @@ from sklearn_ep.spike_slab._double_loop import double_loop
 from sklearn_ep.spike_slab._energy import EPEnergy, descend, regular_ep
 from sklearn_ep.spike_slab._learning import leading_log_evidence, sampled_log_evidence
 from sklearn_ep.spike_slab._linear_model import LinearModel
-from sklearn_ep.spike_slab._prior import SpikeSlab
+from sklearn_ep.spike_slab._prior import SpikeSlab, _InverseMap
 
 P, V = 0.2, 1.3
 
@@ -44,12 +44,14 @@ def test_tilted_moments_equal_quadrature(shift, precision):
     assert t.var[0] == pytest.approx(m2 / z - (m1 / z) ** 2, rel=1e-9)
 
 
+@pytest.mark.parametrize("about", ["nothing", "near", "anything"])
 @pytest.mark.parametrize("logit_p", [-9.0, -2.0, 0.0, 3.0])
-def test_inverse_map_round_trip(logit_p):
+def test_inverse_map_round_trip(logit_p, about):
     rng = np.random.default_rng(0)
     factor = SpikeSlab(V, logit_p)
     t = factor.tilted(*draw_cavities(rng, 100_000))
-    c = factor.matched(t.mean, t.var)
+    told = dict(nothing=np.nan, near=t.inclusion * 0.999, anything=rng.random(100_000))
+    c = factor.matched(t.mean, t.var, told[about])
     back = factor.tilted(c.shift, c.precision)
     assert np.all(factor.proper(c.precision))
     np.testing.assert_allclose(back.mean, t.mean, rtol=2e-12, atol=0)
@@ -81,6 +83,24 @@ def test_groups_of_one_are_no_groups():
     t = plain.tilted(*cavity)
     a, b = plain.matched(t.mean, t.var), grouped.matched(t.mean, t.var)
     np.testing.assert_allclose(a.kl, b.kl, rtol=1e-8, atol=1e-10)
+
+
+def test_inverse_map_is_near_where_inclusions_are(monkeypatch):
+    factor, asked = SpikeSlab(V, -2.0), []
+    t = factor.tilted(*draw_cavities(np.random.default_rng(2), 1000))
+    value = _InverseMap._value
+    monkeypatch.setattr(_InverseMap, "_value", lambda *a: asked.append(1) or value(*a))
+    factor.matched(t.mean, t.var)
+    alone = len(asked)
+    factor.matched(t.mean, t.var, t.inclusion)
+    assert len(asked) - alone <= 0.5 * alone
+
+
+def test_signed_sweeps_look_at_no_positive_sites():
+    p = problem(4, 30, 10)
+    kw = dict(max_iter=3, tol=1e-12, damping=0.5, energies=False)
+    states = [regular_ep(p, start(p), signed=s, **kw).evaluation.payload for s in (False, True)]
+    assert ["target" in vars(state) for state in states] == [True, False]
 
 
 def test_extreme_moments_are_finite():

@@ -441,7 +441,7 @@ def _stretch(mode: Node, pair: Iterable[Node | None], gaussian_drop: float) -> f
 
 def _beside(place: Place, k: int, sign: int) -> Place:
     """Return the neighbour of a place on the lattice along axis k."""
-    return tuple(p + sign * (i == k) for i, p in enumerate(place))
+    return (*place[:k], place[k] + sign, *place[k + 1 :])
 
 
 class Lattice:
