@@ -380,14 +380,16 @@ def with_data(B: Any, data: np.ndarray) -> Any:
 
 
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
-    """Return B' diag(weight) B as a dense matrix (q, q)."""
+    """Return B' diag(weight) B as a dense matrix (q, q), in the float type of B."""
     if hasattr(B, "weighted_gram"):
         return B.weighted_gram(weight)
     if not sp.issparse(B):
-        if np.all(weight >= 0.0):  # numpy takes half the products of a matrix with its transpose
-            half = np.sqrt(weight)[:, None] * B
+        # numpy takes half the products of a matrix with its transpose: one for each sign
+        half, minus = np.sqrt(np.abs(weight)).astype(B.dtype)[:, None] * B, weight < 0.0
+        if not np.any(minus):
             return half.T @ half
-        return B.T @ (weight[:, None] * B)
+        more, less = half[~minus], half[minus]
+        return more.T @ more - less.T @ less
     return (B.T @ with_data(B, B.data * np.repeat(weight, np.diff(B.indptr)))).toarray()
 
 

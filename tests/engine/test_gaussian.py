@@ -15,6 +15,7 @@ from sklearn_ep._engine.gaussian import (
     natural,
     over,
     times,
+    weighted_gram,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -96,3 +97,14 @@ def test_jitter_is_reported_and_bounded():
     np.testing.assert_allclose(lower @ lower.T, singular @ singular.T, atol=10 * used)
     with pytest.raises(ImproperPosterior):
         jittered_cholesky(np.diag([1.0, -1.0]), 1e-12)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+@pytest.mark.parametrize("least", [-2.0, -0.5, 0.1])
+def test_grams_of_weights_of_both_signs_are_symmetric_products(least, kind):
+    """Of the float type of the rows, to rounding that of a general product."""
+    rng = np.random.default_rng(0)
+    B, weight = rng.standard_normal((300, 40)), least + rng.random(300)
+    gram = weighted_gram(B.astype(kind), weight)
+    assert gram.dtype == kind and np.array_equal(gram, gram.T)
+    np.testing.assert_allclose(gram, B.T @ (weight[:, None] * B), atol=1e4 * np.finfo(kind).eps)

@@ -17,7 +17,7 @@ from ..._engine.hyper import Accuracy
 from ..._engine.sites import Sites
 from .._hyperparameters import JOINT_ACCURACY
 from .._kernels import cross_covariance
-from .ep import PassRows, RowSlopes, Visit, signed_gram
+from .ep import PassRows, RowSlopes, Visit
 from .rows import read_rows
 from .values import InducingPosterior, block_rows, times_rows
 
@@ -135,7 +135,7 @@ class JointLabels:
         share = sites[:, 0] / np.where(total > 0, total, 1.0)
         for c in range(K):
             for j in range(c):
-                gram[c, :, j] -= signed_gram(W, links[c] * share[j])
+                gram[c, :, j] -= gaussian.weighted_gram(W, links[c] * share[j])
         shift += np.concatenate([times_rows(weight * b, W) for b in sites[:, 1]])
 
     def completed(self, grams):

@@ -21,21 +21,19 @@ import numpy as np
 from scipy.linalg import blas, solve_triangular
 from scipy.special import log_softmax
 
-from ..._engine.gaussian import add_to_diagonal, checked_cholesky, lower_times, row_blocks
+from ..._engine.gaussian import (
+    add_to_diagonal,
+    checked_cholesky,
+    lower_times,
+    row_blocks,
+    weighted_gram,
+)
 from ..._engine.hyper import Accuracy
 from ..._engine.loop import Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from . import values
 from .rows import dense_copies, read_rows
-
-
-def signed_gram(W, v):
-    """Return W' diag(v) W; where v has one sign as a symmetric product, half of the flops."""
-    if v.size == 0 or v.min() >= 0:
-        half = values.rows_times(W, np.sqrt(v))
-        return half.T @ half
-    return W.T @ values.rows_times(W, v)
 
 
 class RowBlock(NamedTuple):
@@ -162,7 +160,7 @@ class BinaryProblems:
 
     def add_sums(self, gram, shift, W, weight, sites):
         """Add gram and shift of sites (1, 2, b) with copies to sums (m, m) and (m,)."""
-        gram += signed_gram(W, weight * sites[0, 0])
+        gram += weighted_gram(W, weight * sites[0, 0])
         shift += values.times_rows(weight * sites[0, 1], W)
 
     def completed(self, gram):

@@ -242,8 +242,7 @@ class InducingState:
 
     def __init__(self, W, precision, shift):
         self.precision, self.shift = precision, shift
-        # the product is general: precisions have both signs
-        self.posterior = InducingPosterior(W.T @ (precision[:, None] * W), shift @ W)
+        self.posterior = InducingPosterior(gaussian.weighted_gram(W, precision), shift @ W)
         root = self.posterior.root(W)
         self.mean, self.var = W @ self.posterior.mean, np.einsum("ij,ij->i", root, root)
         self.log_evidence = self.posterior.log_evidence
@@ -277,12 +276,13 @@ class InducingGP:
         `inputs` the derivative in Z is 0.0; with it the kernel has to know its own.
         """
         posterior, W = state.posterior, self.W
-        scaled = noise_slope[:, None] * W
         towards_w = -state.precision[:, None] * (W @ posterior.cov)
         towards_w += np.outer(state.shift - state.precision * state.mean, posterior.mean)
-        G = (towards_w - 2.0 * scaled) @ self.prior.inverse
+        towards_w -= (2.0 * noise_slope)[:, None] * W
+        G = gaussian.lower_times(self.prior.inverse, towards_w.T, trans=True).T
         theta, towards = self.prior.cross.contract(self._kept, G, inputs)
-        M = W.T @ scaled - 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
+        M = gaussian.weighted_gram(W, noise_slope)
+        M -= 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
         gaussian.add_to_diagonal(M, 0.5)
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
         of_prior, towards_prior = self.prior.contract(M, inputs)
