@@ -1,6 +1,7 @@
 """Look-ahead scores against exact probabilities of two labels, and what they are made of."""
 
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from sklearn_ep import (
 from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep.active_learning import query, scores
 from sklearn_ep.active_learning._posterior import posterior_of
-from sklearn_ep.gaussian_process._kernels import StationaryCross
 
 PROBLEMS = oracle("active_learning2")
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -266,17 +266,24 @@ def test_covariances_with_kept_reference_rows_are_the_covariances(multi_class, s
     np.testing.assert_allclose(there, back.transpose(0, 2, 1), atol=1e-10)
 
 
-def test_covariances_of_classes_share_those_of_the_kernel(monkeypatch):
+class CountedRBF(RBF):
+    """Keeps the shapes of the matrices that are asked of it."""
+
+    asked: ClassVar[list] = []
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        self.asked.append((len(X), len(X if Y is None else Y)))
+        return super().__call__(X, Y, eval_gradient)
+
+
+def test_covariances_of_classes_share_those_of_the_kernel():
     X, y = iris()
-    clf = EPGaussianProcessClassifier().fit(X[:40], y[:40])
-    of_rows, asked = clf._latents().covariance_with(X[:9]), []
-    block = StationaryCross.block
-    monkeypatch.setattr(
-        StationaryCross, "block", lambda self, X: asked.append(len(X)) or block(self, X)
-    )
-    assert len(clf.hyper_weights_) > 1 and of_rows(X[60:]).shape == (3, 90, 9)
-    # of each node with its training rows, for means as well, and with the rows of the map
-    assert asked == [90] * 3 * len(clf.hyper_weights_)
+    clf = EPGaussianProcessClassifier(CountedRBF(2.0)).fit(X[:40], y[:40])
+    posterior = posterior_of(clf, X[60:], X[:9])
+    CountedRBF.asked.clear()
+    assert posterior.source.covariance_with(X[:9])(X[60:]).shape == (3, 90, 9)
+    # between new, kept and training rows, and for the prior: not of each class
+    assert len(CountedRBF.asked) <= 5
 
 
 @pytest.mark.parametrize("settings", [{}, dict(method="sparse", n_inducing=15)])

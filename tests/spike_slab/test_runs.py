@@ -15,7 +15,7 @@ from sklearn_ep.spike_slab._double_loop import double_loop
 from sklearn_ep.spike_slab._energy import EPEnergy, descend, regular_ep
 from sklearn_ep.spike_slab._learning import leading_log_evidence, sampled_log_evidence
 from sklearn_ep.spike_slab._linear_model import LinearModel
-from sklearn_ep.spike_slab._prior import SpikeSlab, _InverseMap
+from sklearn_ep.spike_slab._prior import SpikeSlab
 
 P, V = 0.2, 1.3
 
@@ -83,17 +83,6 @@ def test_groups_of_one_are_no_groups():
     t = plain.tilted(*cavity)
     a, b = plain.matched(t.mean, t.var), grouped.matched(t.mean, t.var)
     np.testing.assert_allclose(a.kl, b.kl, rtol=1e-8, atol=1e-10)
-
-
-def test_inverse_map_is_near_where_inclusions_are(monkeypatch):
-    factor, asked = SpikeSlab(V, -2.0), []
-    t = factor.tilted(*draw_cavities(np.random.default_rng(2), 1000))
-    value = _InverseMap._value
-    monkeypatch.setattr(_InverseMap, "_value", lambda *a: asked.append(1) or value(*a))
-    factor.matched(t.mean, t.var)
-    alone = len(asked)
-    factor.matched(t.mean, t.var, t.inclusion)
-    assert len(asked) - alone <= 0.5 * alone
 
 
 def test_signed_sweeps_look_at_no_positive_sites():
