@@ -87,17 +87,19 @@ def test_weights_move_no_more_than_the_probabilities(n_moves):
         assert np.abs(moved - weights).max() < 10.0 * size
 
 
-@pytest.mark.parametrize("n_classes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_parts_lose_nats_for_what_all_labels_have_chosen(n_classes):
+@pytest.mark.parametrize(
+    ("n_classes", "d"), [(2, 40), pytest.param(4, 40, marks=pytest.mark.slow), (2, 150)]
+)
+def test_parts_lose_nats_for_what_all_labels_have_chosen(n_classes, d):
     """The weights by many draws from their prior: nats 5 % lower move one of them by .025."""
     sizes = dict(n_informative=4, n_classes=n_classes, random_state=2)
-    X, y = make_classification(100, 40, **sizes)
+    X, y = make_classification(100, d, **sizes)
     found = BayesianStackingClassifier(random_state=0).fit(X, y)
     parts = found.named_estimators_
     lasts = [p[-1] if isinstance(p, Pipeline) else p for p in parts.values()]
     log_p = np.log([own.loo_proba_ for own in lasts])
-    lengths = parts["gaussian_process"].effective_lengths_
-    nats = {"gaussian_process": 2 * lengths, "additive": 0.1 * np.sum(lasts[2].effective_dof_)}
+    lengths = max(1, d / 100) * parts["gaussian_process"].effective_lengths_
+    nats = {"gaussian_process": lengths, "additive": 0.1 * np.sum(lasts[2].effective_dof_)}
     log_p -= np.array([nats.get(name, 0.0) for name in parts])[:, None] / 100
     draws = np.random.default_rng(1).dirichlet(np.full(len(parts), 0.5), 50_000)
     mass = special.softmax(np.log(draws @ np.exp(log_p)).sum(axis=1))
