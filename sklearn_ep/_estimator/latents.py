@@ -92,22 +92,22 @@ def _interval_of_points(problems, level, proba_of):
     """Return quantiles (n, K, 2) over points that cover the posterior evenly.
 
     The points are those of Sobol's sequence, the same for each row: a node and normal values for
-    each problem. `proba_of` maps log probabilities (n, S, K) to probabilities.
+    each problem. `proba_of` maps what these say there (n, S, K) to probabilities.
     """
     widths = [1 if p.mean.ndim == 2 else p.mean.shape[2] for p in problems]
     points = even_points(sum(widths) + len(widths), _LOG2_POINTS)
     own = np.split(points, np.cumsum(widths[:-1]) + np.arange(1, len(widths)), axis=1)
     out = []
     for rows in row_blocks(problems[0].mean.shape[1], points.size, BLOCK):
-        log_p = [_log_proba_at(p.take(rows), u) for p, u in zip(problems, own, strict=True)]
-        out.append(np.quantile(proba_of(np.concatenate(log_p, axis=2)), ends_of(level), axis=1))
+        told = [_told_at(p.take(rows), u) for p, u in zip(problems, own, strict=True)]
+        out.append(np.quantile(proba_of(np.concatenate(told, axis=2)), ends_of(level), axis=1))
     return np.moveaxis(np.concatenate(out, axis=1), 0, -1)
 
 
-def _log_proba_at(nodes, points):
-    """Return log probabilities (n, S, 1) or (n, S, K) at points (S, 1 + K) of the unit cube.
+def _told_at(nodes, points):
+    """Return log probabilities (n, S, 1), or probabilities (n, S, K) of joint classes.
 
-    The first coordinate chooses the node, by its weight.
+    Points (S, 1 + K) are of the unit cube: the first coordinate chooses the node, by its weight.
     """
     chosen = np.searchsorted(np.cumsum(nodes.weight)[:-1], points[:, 0], side="right")
     normal, joint = ndtri(points[:, 1:]), nodes.mean.ndim == 3
@@ -116,7 +116,7 @@ def _log_proba_at(nodes, points):
         own, link = chosen == m, nodes.links[m]
         if joint:
             away = np.einsum("nij,sj->nsi", covariance_root(nodes.var[m]), normal[own])
-            out[:, own] = link.log_prob(nodes.mean[m][:, None] + away)
+            out[:, own] = link.proba(nodes.mean[m][:, None] + away)
         else:
             away = np.sqrt(nodes.var[m])[:, None] * normal[own, 0]
             out[:, own, 0] = link.log_prob(1.0, nodes.mean[m][:, None] + away)
@@ -293,10 +293,7 @@ class JointLatents:
 
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
-        nodes = self._at(X)
-        rough = {link: link.rough() for link in nodes.links}
-        nodes = nodes._replace(links=[rough[k] for k in nodes.links])
-        found = _interval_of_points([nodes], level, np.exp)
+        found = _interval_of_points([self._at(X)], level, np.asarray)
         return found[:, 1] if found.shape[1] == 2 else found
 
     def committee(self, X, n_samples, rng):
@@ -305,7 +302,7 @@ class JointLatents:
         if self.temper is not None:
             centre = nodes_at(self.posterior, self.factor, X).moments()[0]
             latent = centre + np.sqrt(self.temper) * (latent - centre)
-        return np.exp(self.factor.log_prob(latent))
+        return self.factor.proba(latent)
 
 
 def is_joint(posteriors):

@@ -435,7 +435,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         check_is_fitted(self)
         self._checked_rows(X)
         found = proba_intervals(self._names, self.estimators_, self.weights_, X, level)
-        return np.tensordot(self.weights_, found, 1)
+        return np.minimum(np.tensordot(self.weights_, found, 1), 1.0)  # weights add up to rounding
 
     def predict(self, X: RowsLike) -> np.ndarray:
         """Most probable class.

@@ -19,6 +19,7 @@ from sklearn_ep._engine.noisy_argmax import (
     CLASS_LIKELIHOODS,
     QUICK_SOFTMAX,
     SOFTMAX,
+    ErringArgmax,
     NoisyArgmax,
 )
 from sklearn_ep._engine.sites import Sites
@@ -291,3 +292,18 @@ def test_probabilities_of_all_classes_are_those_of_many_nodes(factor, K):
     within = truth.min(axis=1) > -300.0
     np.testing.assert_allclose(got[within], truth[within], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(logsumexp(got, axis=1), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["probit", "logit", "wrong labels"])
+@pytest.mark.parametrize("K", [2, 9, 30])
+def test_probabilities_at_latent_values_are_those_of_their_logs(kind, K):
+    """Of few nodes that all rows share: to 1e-6, and small ones to 2 %."""
+    factor = ErringArgmax(0.1, K, 2.0) if kind == "wrong labels" else CLASS_LIKELIHOODS[kind]
+    rng = np.random.default_rng(K)
+    f = rng.standard_normal((4, 50, K)) * 10.0 ** rng.uniform(-1, 2, (4, 50, 1))
+    exact, got = np.exp(factor.log_prob(f)), factor.proba(f)
+    assert exact.min() < 1e-20 or kind == "wrong labels"
+    np.testing.assert_allclose(got, exact, rtol=0, atol=1e-6)
+    seen = exact > 1e-20
+    np.testing.assert_allclose(got[seen], exact[seen], rtol=0.02)
+    np.testing.assert_allclose(got.sum(axis=-1), 1.0, atol=1e-12)
