@@ -326,7 +326,7 @@ def summary(rows):
     return found
 
 
-def draw(args, rows):
+def draw(args, rows, name="arena"):
     """Draw the log loss of each model less that of the best, set by set."""
     import matplotlib
 
@@ -349,7 +349,7 @@ def draw(args, rows):
     ax.set(xscale="log", xlabel="log loss above the best model of the set (nats; bar: median)")
     ax.set_yticks(range(len(order)), order)
     ax.invert_yaxis()
-    figure(args, "arena", fig)
+    figure(args, name, fig)
 
 
 def main():
