@@ -211,8 +211,7 @@ def class_log_weights(
     factor: Any, y: np.ndarray, weight: np.ndarray, sites: Sites, latent: np.ndarray
 ) -> np.ndarray:
     """Return log(likelihood / sites) of draws (S, n, K) of the latent values, up to a constant."""
-    own = factor.log_prob(latent)[:, np.arange(len(y)), y]
-    d, b = sites
+    own, (d, b) = factor.log_prob(y, latent), sites
     quad = np.einsum("snc,nc->sn", latent**2, d)
     quad -= np.einsum("snc,nc->sn", latent, d) ** 2 / d.sum(1)
     return (own + 0.5 * quad - np.einsum("snc,nc->sn", latent, b)) @ weight

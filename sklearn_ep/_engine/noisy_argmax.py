@@ -118,18 +118,18 @@ class NoisyArgmax:
         """Return the same with fewer nodes, for sites that a search for something else passes."""
         return NoisyArgmax(self.noise, self.against_rest, _COARSE, self.matched)
 
-    def log_prob(self, f: Any) -> np.ndarray:
-        """Return log p(y = c | f) (..., K) of all classes at latent values f (..., K)."""
+    def log_prob(self, y: np.ndarray, f: np.ndarray) -> np.ndarray:
+        """Return log p(y | f) (..., n) of labels (n,) at latent values f (..., n, K)."""
+        labels = np.broadcast_to(y, f.shape[:-1])
         if not self.fixed_winner:
-            return log_softmax(f, axis=-1)
-        flat = np.reshape(f, (-1, np.shape(f)[-1]))
-        return self.log_proba(flat, np.zeros_like(flat)).reshape(np.shape(f))
+            return np.take_along_axis(log_softmax(f, axis=-1), labels[..., None], axis=-1)[..., 0]
+        flat = f.reshape(-1, f.shape[-1])
+        return self.tilted(labels.ravel(), flat, np.zeros_like(flat)).log_z.reshape(labels.shape)
 
     def proba(self, f: np.ndarray) -> np.ndarray:
         """Return p(y = c | f) (..., K) of all classes at latent values f (..., K), to 1e-6.
 
-        All rows take the same few nodes: in a third of the time of `log_prob` for three classes, in
-        a seventh to a fiftieth for nine.
+        All rows take the same few nodes, in a tenth to a hundredth of the time of `log_proba`.
         """
         if not self.fixed_winner:
             return softmax(f, axis=-1)
@@ -240,9 +240,9 @@ class ErringArgmax:
             log_floor = np.log(self.floor)
         return np.logaddexp(log_floor, np.log1p(-self.n_classes * self.floor) + log_p)
 
-    def log_prob(self, f: Any) -> np.ndarray:
-        """Return log p(y = c | f) (..., K) of all classes at latent values f (..., K)."""
-        return self._mixed(self.winner.log_prob(f))
+    def log_prob(self, y: np.ndarray, f: np.ndarray) -> np.ndarray:
+        """Return log p(y | f) (..., n) of labels (n,) at latent values f (..., n, K)."""
+        return self._mixed(self.winner.log_prob(y, f))
 
     def proba(self, f: np.ndarray) -> np.ndarray:
         """Return p(y = c | f) (..., K) of all classes at latent values f (..., K), to 1e-6."""

@@ -132,7 +132,7 @@ def test_close_to_the_exact_posterior(n_classes):
     rng, rows, n_draws = np.random.RandomState(0), np.vstack([X, NEW[:4]]), 6_000
     root = np.linalg.cholesky(KERNEL(rows) + 1e-9 * np.eye(len(rows)))
     f = np.einsum("ij,cjs->sic", root, rng.randn(n_classes, len(rows), n_draws))
-    wins = np.exp(ErringArgmax(0.0, n_classes, fine=False).log_prob(f))
+    wins = ErringArgmax(0.0, n_classes).proba(f)
     own = wins[:, np.arange(6), y]
     label = 0.8 * own + 0.2 * (1.0 - own) / (n_classes - 1)
     weight = np.prod(label, axis=1)
