@@ -172,7 +172,7 @@ class Average(NamedTuple):
     log_evidence: float
     foretold: float = 0.0
     n_evaluations: int = 1
-    smooth: Any = None
+    smooth: SmoothDistribution | None = None
     axes: Axes | None = None
     agreement: float | None = None
     n_without: int = 0
@@ -192,6 +192,7 @@ class Average(NamedTuple):
 
     def draw_near(self, which: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         """Return draws of phi (S, T) in phase with numbers (S,) of nodes already drawn."""
+        assert self.smooth is not None
         return self.smooth.draw_near(self.phi, self.weight, which, rng)
 
     @property
