@@ -380,12 +380,13 @@ def with_data(B: Any, data: np.ndarray) -> Any:
 
 
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
-    """Return B' diag(weight) B as a dense matrix (q, q), in the float type of B."""
+    """Return B' diag(weight) B as a dense matrix (q, q), in single precision if B is."""
     if hasattr(B, "weighted_gram"):
         return B.weighted_gram(weight)
     if not sp.issparse(B):
         # numpy takes half the products of a matrix with its transpose: one for each sign
-        half, minus = np.sqrt(np.abs(weight)).astype(B.dtype)[:, None] * B, weight < 0.0
+        kind, minus = np.float32 if B.dtype == np.float32 else np.float64, weight < 0.0
+        half = np.sqrt(np.abs(weight)).astype(kind)[:, None] * B
         if not np.any(minus):
             return half.T @ half
         more, less = half[~minus], half[minus]

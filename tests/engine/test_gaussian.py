@@ -99,12 +99,13 @@ def test_jitter_is_reported_and_bounded():
         jittered_cholesky(np.diag([1.0, -1.0]), 1e-12)
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int8])
 @pytest.mark.parametrize("least", [-2.0, -0.5, 0.1])
 def test_grams_of_weights_of_both_signs_are_symmetric_products(least, kind):
-    """Of the float type of the rows, to rounding that of a general product."""
+    """To rounding that of a general product, in single precision if the rows are."""
     rng = np.random.default_rng(0)
-    B, weight = rng.standard_normal((300, 40)), least + rng.random(300)
-    gram = weighted_gram(B.astype(kind), weight)
-    assert gram.dtype == kind and np.array_equal(gram, gram.T)
-    np.testing.assert_allclose(gram, B.T @ (weight[:, None] * B), atol=1e4 * np.finfo(kind).eps)
+    B, weight = 3.0 * rng.standard_normal((300, 40)), least + rng.random(300)
+    rows, single = B.astype(kind), kind == np.float32
+    gram, B = weighted_gram(rows, weight), rows.astype(float)
+    assert gram.dtype == (kind if single else float) and np.array_equal(gram, gram.T)
+    np.testing.assert_allclose(gram, B.T @ (weight[:, None] * B), atol=1e-2 if single else 1e-10)
