@@ -161,12 +161,12 @@ PARTS = {
             "With wrong labels the log loss is well below that of a Gaussian process that trusts "
             "every label. Haberman with a tenth of them wrong is the exception (.585 against "
             ".558): rows of the minority among the other class look like wrong labels. The flags "
-            "find wrong labels at least as well as five fits of cleanlab do. Where a fifth "
-            "of the labels and more are wrong, a fit without the rows that cleanlab drops has a "
-            "lower log loss on two sets. At a fifth it is .440 against .472 on heart, .395 against "
-            ".404 on spambase. On the others it is higher, on Haberman .675 against .583. The gain comes from the "
-            "learned rate of errors and the latent noise. Relaxing the moments, the idea of the "
-            "paper, does not lower the error.",
+            "find wrong labels at least as well as five fits of cleanlab do. Where a fifth of the "
+            "labels and more are wrong, a fit without the rows that cleanlab drops has a lower "
+            "log loss on two sets. At a fifth it is .440 against .472 on heart, .395 against .404 "
+            "on spambase. On the others it is higher, on Haberman .675 against .583. The gain "
+            "comes from the learned rate of errors and the latent noise. Relaxing the moments, "
+            "the idea of the paper, does not lower the error.",
         ),
     ],
     "Linear models": [
