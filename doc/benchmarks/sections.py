@@ -178,7 +178,10 @@ PARTS = {
             "LassoCV has twice to a hundred times the test error of the best model. Spike and "
             "slab is level with the best subset, and states the probability of each column. Best "
             "subsets (abess) have errors as low where few columns count, in a fraction of the "
-            "time and without a posterior. Where more columns count they fail earlier.",
+            "time and without a posterior. Where more columns count they fail earlier. On two "
+            "real sets others have the lower squared error: BayesianRidge on eye data (.43, spike "
+            "and slab .49, LassoCV .53), LassoCV on riboflavin (.34, spike and slab .64). The "
+            "latter are two folds of 35 and 36 rows with 4088 columns.",
         ),
         Section(
             "spike_slab_posterior",
