@@ -22,7 +22,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -79,6 +79,16 @@ class Spacing(NamedTuple):
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
+class PriorDensity(Protocol):
+    """A proper prior density of phi (T,)."""
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+
+
 class Node(NamedTuple):
     """A model at hyperparameters phi (T,).
 
@@ -96,17 +106,14 @@ class Node(NamedTuple):
     @classmethod
     def under(
         cls,
-        prior: Any,
+        prior: PriorDensity,
         phi: np.ndarray,
         log_evidence: float,
         slope: np.ndarray,
         residual: float,
         payload: Any,
     ) -> "Node":
-        """Return the node of a log evidence with its gradient slope (T,), the prior added.
-
-        That has `log_density` and `slope`, its gradient, at phi.
-        """
+        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
         gradient = slope + prior.slope(phi)
         return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
 
