@@ -85,13 +85,6 @@ def test_groups_of_one_are_no_groups():
     np.testing.assert_allclose(a.kl, b.kl, rtol=1e-8, atol=1e-10)
 
 
-def test_signed_sweeps_look_at_no_positive_sites():
-    p = problem(4, 30, 10)
-    kw = dict(max_iter=3, tol=1e-12, damping=0.5, energies=False)
-    states = [regular_ep(p, start(p), signed=s, **kw).evaluation.payload for s in (False, True)]
-    assert ["target" in vars(state) for state in states] == [True, False]
-
-
 def test_extreme_moments_are_finite():
     mean = np.array([0.0, 1e-60, 1e3, 1.0, -1e-8])
     var = np.array([1e-100, 1e-80, 1.0, 1e-12, 1e6])

@@ -46,7 +46,8 @@ class SomeRows(NamedTuple):
 
 
 # Correlations between which a first kernel tells points apart, and some from others. Of 30 fits
-# from lengths of 1e3, 30, .01 and 1e-5, which it does not, 24 ended at log losses of .69 to .70.
+# from lengths of 1e3, 30, .01 and 1e-5, which it does not, 24 ended at log losses of .69 to .70. Of
+# 20 fits to five sets the mean log loss is .256 to .257 with limits of 1e-4, 1e-2, .8, .9 and .99.
 _JOINED = (1e-3, 0.95)
 
 

@@ -94,21 +94,10 @@ def row_labels(part, message, model, classes, fraction=None):
 
 @dataclass
 class PartedErrors:
-    """EP of a `LabelErrorPlan` without rows, and the rows in partitions.
-
-    For problem k over an open map, while its setting moves, from the last sites x on t. Changes of
-    sites on t are small in the standard deviations of t where the noise is large: the tolerance has
-    to be the smaller for it. `last` is EP of the last rung.
-    """
+    """A `LabelErrorPlan` without rows, and the rows in partitions."""
 
     plan: LabelErrorPlan
     data: PartitionedRows
-    run: Any = None
-    k: int = 0
-    x: Any = None
-    tol: float = 5e-3
-    damping: float = 0.8
-    last: Any = None
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -119,7 +108,7 @@ class PartedErrors:
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
 
     def opened(self, run, k, **how):
-        """Return problem k over an open map, at the sites of the plan."""
+        """Return the `PartedErrorProblem` k over an open map, at the sites of the plan."""
         setting, sites = self.plan.settings[k], self.plan.sites[k]
         ends = np.cumsum(self.data.sizes)[:-1]
         if self.plan.labels.joint:
@@ -130,7 +119,46 @@ class PartedErrors:
             prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
             messages = np.split(sites, ends, axis=1)
             x = run(project_part, messages, prior, self.plan.noise, self.data.classes)
-        return replace(self, run=run, k=k, x=x, **how)
+        return PartedErrorProblem(self, run, k, x, **how)
+
+    def value_and_gradient(self, theta, fit, n_jobs, slopes):
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
+
+        Rates of wrong labels and inducing points are those of the fit.
+        """
+        own = [f.attributes["setting"] for f in fit.runs]
+        plan = replace(self.plan, sites=list(fit.sites), settings=own, learn=True)
+        errors = replace(self, plan=plan)
+        with PartMap(self.data.parts, n_jobs) as run:
+
+            def at(k, _, x, part, slopes, residual=np.inf):
+                how = dict(tol=min(residual, plan.tol), damping=plan.damping)
+                setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
+                node = errors.opened(run, k, **how).at(setting, None)
+                return node.log_evidence, node.slope.theta
+
+            signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
+            return evidence_at(at, signs, theta, fit, slopes, plan.labels.exact_gradient)
+
+
+@dataclass
+class PartedErrorProblem:
+    """EP of problem k over an open map while its setting moves, from the last sites x on t.
+
+    Changes of sites on t are small in the standard deviations of t where the noise is large: the
+    tolerance has to be the smaller for it. `last` is EP of the last rung.
+    """
+
+    errors: PartedErrors
+    run: Any
+    k: int
+    x: Any
+    tol: float = 5e-3
+    damping: float = 0.8
+    last: Any = None
+
+    def __post_init__(self):
+        self.plan, self.data = self.errors.plan, self.errors.data
 
     def _ep(self, rate, rule):
         """Return EP over the partitions at a rate of wrong labels."""
@@ -182,26 +210,7 @@ class PartedErrors:
         model, copies = result.evaluation.payload, copies_left_out_of_parts(self.run, self.data)
         tell = _told_of_classes if self.plan.labels.joint else _told_of_signs
         sites, told = tell(self.last, model, result.x, copies)
-        return self.posterior((setting, model)), replace(result, x=sites), told
-
-    def value_and_gradient(self, theta, fit, n_jobs, slopes):
-        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
-
-        Rates of wrong labels and inducing points are those of the fit.
-        """
-        own = [f.attributes["setting"] for f in fit.runs]
-        plan = replace(self.plan, sites=list(fit.sites), settings=own, learn=True)
-        errors = replace(self, plan=plan)
-        with PartMap(self.data.parts, n_jobs) as run:
-
-            def at(k, _, x, part, slopes, residual=np.inf):
-                how = dict(tol=min(residual, plan.tol), damping=plan.damping)
-                setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
-                node = errors.opened(run, k, **how).at(setting, None)
-                return node.log_evidence, node.slope.theta
-
-            signs = np.zeros(fit.sites.shape[2])  # the partitions have the labels
-            return evidence_at(at, signs, theta, fit, slopes, plan.labels.exact_gradient)
+        return self.errors.posterior((setting, model)), replace(result, x=sites), told
 
 
 def fit_parted_errors(run, errors, _, monitor, k):
