@@ -189,9 +189,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
     hyperparameters. The weights of the default parts allow for that. From the sum of log
-    probabilities of the Gaussian process 2 is taken for each effective length
-    (`effective_lengths_`). From that of the additive model 1/10 is taken for each effective degree
-    of freedom (`effective_dof_`).
+    probabilities of the Gaussian process 1 is taken for each effective length
+    (`effective_lengths_`), or d / 100 where there are more than 100 columns. From that of the
+    additive model 1/10 is taken for each effective degree of freedom (`effective_dof_`).
 
     A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none; a
     boosted tree sees two thirds. Trees predict the rows that they lack. From these predictions the
