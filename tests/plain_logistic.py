@@ -25,7 +25,7 @@ def log_half_cauchy(phi, X):
 class NormalPrior:
     """What the double loop asks of a prior, of independent normal coefficients."""
 
-    n_sites, learn, start_scale, scale_share = 0, False, 1.0, 1.0
+    n_sites, learn, start_scale = 0, False, 1.0
 
     def __init__(self, variance, n):
         self.precision = np.full(n, 1.0 / variance)

@@ -44,6 +44,9 @@ _ROUGH = dict(tol=1e-1, inner_tol=1e-2)
 _SPACING = Spacing(1.7, 5.5, 13)
 # Slope of the log density at which a warm start keeps the place it has: nodes need no more.
 _FLAT = 0.2
+# Change of a log variance from which on the scale of a site is learned by Newton's steps. Further
+# away these lead beyond the optimum, to where all coefficients are zero: of 60 sets 7 end there.
+_NEAR = 0.2
 
 
 def minimise(problem, point, *, unit, scale, tol, max_iter):
@@ -126,7 +129,7 @@ class OuterStep(NamedTuple):
 
     def last(self):
         """Return the `Last` that a neighbour starts from."""
-        return Last(self.inner.u, np.log(self.var), np.log(self.own))
+        return Last(self.inner.u, np.log(self.var), np.log(self.own / self.scale**2))
 
     def left_out(self, share=1.0):
         """Return the `Cavity` of rows without a share (q,) of their copies."""
@@ -171,6 +174,7 @@ class DoubleLoop:
     max_inner_iter: int = 50
     of_scale: Any = None
     n_newton: int = field(default=0, init=False)
+    _near: bool = field(default=False, init=False)
 
     def __post_init__(self):
         user = "the double loop"
@@ -184,9 +188,6 @@ class DoubleLoop:
         self.size = max(size, np.finfo(float).tiny)
         self.u = getattr(self.prior, "mean", np.zeros(n))
         self.s = self.design.B @ self.u
-        # with a prior of the scale its mode is wanted roughly, and MacKay's steps are as good
-        one = self.prior.learn and self.prior.groups is None and not self.prior.n_sites
-        self._newton = one and self.of_scale is None
 
     def start(self, last=None):
         """Return the state to start from: that of an earlier fit, or Jacobi variances."""
@@ -200,11 +201,13 @@ class DoubleLoop:
         return self._pack(rows, coefficients[: prior.n_sites], prior.start_scale)
 
     def _pack(self, rows, coefficients, scale):
-        return np.concatenate([np.log(rows), np.log(coefficients), log_scales(self.prior, scale)])
+        own = np.log(coefficients / scale**2) if self.prior.n_sites else coefficients
+        return np.concatenate([np.log(rows), own, log_scales(self.prior, scale)])
 
     def _unpack(self, x):
         q, m = self.design.shape[0], self.prior.n_sites
-        return np.exp(x[:q]), np.exp(x[q : q + m]), in_log_scales(self.prior, x[q + m :])
+        scale = in_log_scales(self.prior, x[q + m :])
+        return np.exp(x[:q]), np.exp(x[q : q + m]) * scale**2 if m else x[:0], scale
 
     def moved(self, point, d, length):
         """Return the `Inner` along a direction (of weights, and of predictors)."""
@@ -230,21 +233,23 @@ class DoubleLoop:
         new = np.maximum(system.training_variance(self.design), TINY)
         if self.prior.n_sites:
             own = system.coefficient_variance()[: self.prior.n_sites]
-        dof = float(inner.site.precision @ new)
+        dof, n_scales = float(inner.site.precision @ new), len(log_scales(self.prior, scale))
         prior, new_scale = self.prior.penalty(inner.u, own, scale), scale
         if self.prior.learn:
             new_scale = self.prior.new_scale(inner.u, prior, scale, system, dof, self.of_scale)
-        target = self._pack(new, own, new_scale)
+        target = self._pack(new, own, scale)
+        target[len(target) - n_scales :] = log_scales(self.prior, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
         step = OuterStep(inner, system, new, scale, dof, prior, own, np.nan)
         step = step._replace(objective=self._bound(step))
-        n_scales = len(log_scales(self.prior, scale))
         change = np.abs(target - x)
-        change[len(change) - n_scales :] *= self.prior.scale_share
         residual = float(np.max(change))  # of a scale always the change that MacKay's update asks
-        if self._newton:
-            target[-1] = np.log(self.prior.newton_scale(inner.u, prior, scale, system, dof))
+        self._near |= not self.prior.n_sites or np.max(change[: len(change) - n_scales]) < _NEAR
+        # with a prior of the scale its mode is wanted roughly, and MacKay's steps are as good
+        if self.prior.learn and self.of_scale is None and self._near:
+            new_scale = self.prior.newton_scale(inner.u, prior, scale, system, dof)
+            target[len(target) - n_scales :] = log_scales(self.prior, new_scale)
         # in the least squares of the acceleration copies of a row count like rows
         tail = np.full(n_scales, np.sqrt(self.weight.sum()))
         metric = np.concatenate([np.sqrt(self.weight), np.ones(self.prior.n_sites), tail])

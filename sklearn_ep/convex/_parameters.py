@@ -303,9 +303,10 @@ class LearnedScale:
 
     learn = False
     evidence_slope: Any
+    effective_dof: Any
+    n_features: int
     rate: float
     n_sites = 0
-    scale_share = 1.0
     growth = 1.0  # a scale of which the loss has so many powers needs so much shorter steps
     of_scale: PredictorPrior | None = None
     start_scale: Any = 1.0
@@ -320,12 +321,45 @@ class LearnedScale:
         return self
 
     def new_scale(self, u, penalty, scale, predictor, dof, of_scale=None):
-        """Return the scale after a fixed-point step to the largest bound, times a prior if any."""
+        """Return the scale after a fixed-point step to the largest bound, times a prior if any.
+
+        Scales of groups have none.
+        """
         slope = self.evidence_slope(u, penalty, scale, predictor, dof)
-        own_slope = 0.0 if of_scale is None else of_scale.slope(np.log(scale))
-        count = (self.n_sites or dof) + 1.0  # one more on both sides: neither is ever negative
+        alone = of_scale is None or self.groups is not None
+        own_slope = 0.0 if alone else of_scale.slope(np.log(scale))
+        # One more on both sides: neither is ever negative. Those of groups are not, and come to
+        # rest with less where columns tell nothing; with one, sampled fits take a seventh more.
+        count = self.n_sites or self.effective_dof(penalty, predictor, dof)
+        count = count + (1.0 if self.groups is None else 0.03)
         ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
-        return self.clipped(float(scale * ratio ** (1.0 / self.growth)))
+        return self.clipped(scale * ratio ** (1.0 / self.growth))
+
+    def newton_scale(self, u, penalty, scale, predictor, dof):
+        """Return the scales after a step by about the information of their logs, at most e^2.
+
+        For normal coefficients that is Fisher's, in proportion to the sum of squared shrinkage
+        factors, where MacKay's step has the sum of the factors and one more. For sites it is the
+        sum of the factors, in place of one a coefficient. Where columns tell nothing the bound
+        rises all the way to a scale of zero, with a slope that vanishes with the scale: there each
+        step is the longest one. Of groups, what they tell of each other counts as their own.
+        """
+        slope = self.evidence_slope(u, penalty, scale, predictor, dof)
+        if self.n_sites:
+            known = dof - self._of_intercept(penalty, predictor)
+        else:
+            known = predictor.squared_shrinkage(penalty.precision, self.groups)
+            if self.groups is None:
+                known -= self._of_intercept(penalty, predictor) ** 2
+        information = np.maximum(self.rate * self.growth * known, 0.5 * np.abs(slope))
+        return self.clipped(scale * np.exp(slope / np.maximum(information, TINY)))
+
+    def _of_intercept(self, penalty, predictor):
+        """Return the share of an intercept in the effective number of parameters."""
+        n, d = len(penalty.precision), self.n_features
+        if n == d:
+            return 0.0
+        return 1.0 - penalty.precision[d] * predictor.row_variance(np.eye(1, n, d))[0]
 
     def spread(self, scale):
         """Return the scale of each feature, or the one of all of them."""
@@ -366,7 +400,7 @@ class GaussianPrior(LearnedScale):
         self.variance, self.n_features, self.learn = variance, n_features, learn
         self.groups = groups
         if groups is not None:
-            self.start_scale, self.scale_share = np.ones(groups.max() + 1), SCALE_SHARE
+            self.start_scale = np.ones(groups.max() + 1)
 
     def for_columns(self, column_variances):
         """Return the prior for columns of variances (n_features,); groups start in their units."""
@@ -409,45 +443,21 @@ class GaussianPrior(LearnedScale):
         """Return what the prior adds to the bound besides its penalty; flat priors add nothing."""
         return _log_peak(self.precision(scale))
 
-    def new_scale(self, u, penalty, scale, predictor, dof, of_scale=None):
-        """Return MacKay's update of the scale: |u|^2 over the effective number of parameters.
-
-        Of groups parameters are counted by their own variances.
-        """
+    def effective_dof(self, penalty, predictor, dof):
+        """Return the effective number of parameters, of groups counted by their own variances."""
         if self.groups is None:
-            return super().new_scale(u, penalty, scale, predictor, dof, of_scale)
-        d = self.n_features
-        precision = penalty.precision[:d]
-        size = np.bincount(self.groups, u[:d] ** 2 * precision)
-        dof = np.bincount(self.groups, 1.0 - precision * predictor.coefficient_variance()[:d])
-        ratio = size / np.maximum(np.maximum(dof, 1e-3 * size), TINY)
-        return self.clipped(scale * np.maximum(ratio, 1e-3))
+            return dof
+        shrunk = (penalty.precision * predictor.coefficient_variance())[: self.n_features]
+        # sampled variances may add up to more than the prior's
+        return np.maximum(np.bincount(self.groups, 1.0 - shrunk), 0.0)
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
-        """Return the derivative of the bound in the log of the one scale, at its optimum."""
-        d = self.n_features
-        size = float(np.sum(u[:d] ** 2 / self.variance[:d]))
-        return 0.5 * (size / scale - dof + self._of_intercept(penalty, predictor))
-
-    def _of_intercept(self, penalty, predictor):
-        """Return the share of an intercept in the effective number of parameters."""
-        n, d = len(penalty.precision), self.n_features
-        if n == d:
-            return 0.0
-        return 1.0 - penalty.precision[d] * predictor.row_variance(np.eye(1, n, d))[0]
-
-    def newton_scale(self, u, penalty, scale, predictor, dof):
-        """Return the one scale after a step by the Fisher information of its log, at most e^2.
-
-        That is half the sum of squared shrinkage factors, where MacKay's step divides by half of
-        one and their sum. Where columns tell nothing the bound rises all the way to a scale of
-        zero, with a slope in proportion to the scale: there each step is the longest one.
-        """
-        slope = self.evidence_slope(u, penalty, scale, predictor, dof)
-        known = predictor.squared_shrinkage(penalty.precision)
-        information = 0.5 * (known - self._of_intercept(penalty, predictor) ** 2)
-        step = slope / max(information, 0.5 * abs(slope), TINY)
-        return self.clipped(float(scale * np.exp(step)))
+        """Return the derivative of the bound in the log of the scales, at its optimum."""
+        d, dof = self.n_features, self.effective_dof(penalty, predictor, dof)
+        sizes = u[:d] ** 2 / self.variance[:d]
+        if self.groups is not None:
+            return 0.5 * (np.bincount(self.groups, sizes) / scale - dof)
+        return 0.5 * (float(np.sum(sizes)) / scale - dof + self._of_intercept(penalty, predictor))
 
 
 class SitePrior(LearnedScale):

@@ -256,16 +256,29 @@ class PrimalSystem(HalfCovariance):
         """Return diag(B A^-1 B') of the training rows."""
         return self.row_variance(design.B)
 
-    def squared_shrinkage(self, diagonal):
-        """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
+    def squared_shrinkage(self, diagonal, groups=None):
+        """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3).
+
+        With the `groups` of the first coefficients the sums over each group's rows of the matrix.
+        """
         root = np.sqrt(diagonal)
         inverse = gaussian.inverse_from_triangular(self.half)
-        return _squares_off_identity(root[:, None] * inverse * root)
+        squares = _squares_off_identity(root[:, None] * inverse * root)
+        return _summed(squares, groups)
 
 
 def _squares_off_identity(matrix):
-    """Return |I - M|^2 of a symmetric matrix."""
-    return len(matrix) - 2.0 * float(np.trace(matrix)) + float(np.sum(matrix**2))
+    """Return the sums of squares of the rows of I - M, which takes the place of M."""
+    np.negative(matrix, out=matrix)
+    gaussian.add_to_diagonal(matrix, 1.0)
+    return np.einsum("ij,ij->i", matrix, matrix)
+
+
+def _summed(values, groups):
+    """Return the sum of values, or those of the groups of the first of them."""
+    if groups is None:
+        return float(np.sum(values))
+    return np.bincount(groups, values[: len(groups)])
 
 
 class DiagonalCovariance:
@@ -376,9 +389,17 @@ class DualSystem:
         var = gaussian.explained_variances(self.K, self.weight, self.root, half)
         return gaussian.positive_variance(var, np.diagonal(self.K))
 
-    def squared_shrinkage(self, diagonal):
-        """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
-        return _squares_off_identity(gaussian.inverse_from_cholesky(self.lower))
+    def squared_shrinkage(self, diagonal, groups=None):
+        """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3).
+
+        With the `groups` of the first coefficients what each has of it. O(q^2 n).
+        """
+        if groups is None:
+            return _summed(_squares_off_identity(gaussian.inverse_from_cholesky(self.lower)), None)
+        half = _explained(self, sp.eye_array(len(diagonal), format="csr")) * np.sqrt(diagonal)
+        whole = solve_triangular(self.lower, half, lower=True, trans="T", check_finite=False)
+        squares = np.einsum("ij,ij->j", half, half) - np.einsum("ij,ij->j", whole, whole)
+        return _summed(squares, groups)
 
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""

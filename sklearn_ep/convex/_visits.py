@@ -475,6 +475,25 @@ def _spread_and_share(sums, level, n_draws):
     return spread, spread / (mean - square) if spread > 0 else 0.0
 
 
+@dataclass(eq=False)
+class _WithScales(Anderson):
+    """Acceleration of a state that ends with log scales, whose own steps are Newton's.
+
+    Where the bound hardly depends on them, differences tell no more than their sign does: steps of
+    one direction became moves by a factor of 1e5 in the other. They go half as far to twice.
+    """
+
+    n_scales: int = 0
+
+    def __call__(self, x, evaluation):
+        """Propose the next state."""
+        step, scales = super().__call__(x, evaluation), slice(len(x) - self.n_scales, None)
+        own = self.mixing * (evaluation.target - x)[scales]
+        ends = np.sort(np.outer([0.5, 2.0], own), axis=0)
+        step[scales] = x[scales] + np.clip((step - x)[scales], *ends)
+        return step
+
+
 @dataclass
 class NaturalGradient:
     """The fixed-point map of one binary problem.
@@ -491,58 +510,72 @@ class NaturalGradient:
 
     def start(self):
         """Return the state to start from, by one visit at zero."""
-        scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
+        scale, m = self.prior.start_scale, self.prior.n_sites
         sums = self.rows.visit(_rows.site_sums, np.zeros(self.n), None)
+        own = self.prior.start_precision(scale)[:m]
         # sites are weaker where their predictors have a variance; halved or doubled, the share
         # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
-        A = 0.4 * sums.gram
-        A[diagonal] += self.prior.start_precision(scale)
-        return self._pack(A, -sums.slope, scale)
+        return self._pack(0.4 * sums.gram, -sums.slope, own, np.zeros(m), scale, scale)
 
-    def _pack(self, A, h, scale):
-        return np.concatenate([A[self._lower], h, log_scales(self.prior, scale)])
+    def _pack(self, G, h, precision, shift, scale, new_scale):
+        """Return the state of sites: those of the rows, and of the coefficients in their units."""
+        own = [precision * scale**2, shift * scale] if self.prior.n_sites else []
+        return np.concatenate([G[self._lower], h, *own, log_scales(self.prior, new_scale)])
 
     def _unpack(self, x):
-        n, m = self.n, len(self._lower[0])
-        A = np.zeros((n, n))
-        A[self._lower] = x[:m]
-        return mirrored(A), x[m : m + n], in_log_scales(self.prior, x[m + n :])
+        """Return what the rows add to precision and shift, what the prior does, and the scale."""
+        ends = np.cumsum([len(self._lower[0]), self.n, *[self.prior.n_sites] * 2])
+        lower, h, own, own_shift, logs = np.split(x, ends)
+        G, shift, scale = (
+            np.zeros((self.n, self.n)),
+            np.zeros(self.n),
+            in_log_scales(self.prior, logs),
+        )
+        G[self._lower] = lower
+        precision = self.prior.start_precision(scale)
+        if len(own):
+            precision[: len(own)], shift[: len(own)] = own / scale**2, own_shift / scale
+        return mirrored(G), h, precision, shift, scale
 
     def evaluate(self, x):
         """Map a state to its `Evaluation` by one visit; the payload is a `VisitStep`."""
-        A, h, scale = self._unpack(x)
+        G, h, precision, shift, scale = self._unpack(x)
+        A = G + np.diag(precision)
         system = _systems.PrimalSystem(A)
-        root, mean = system.half, system.solve(h)
+        root, mean = system.half, system.solve(h + shift)
         sums = self.rows.visit(_rows.site_sums, mean, root)
         m, variances = self.prior.n_sites, system.coefficient_variance()
         prior = self.prior.penalty(mean, variances[:m], scale)
-        target = sums.gram
-        target[np.diag_indices(self.n)] += prior.precision
-        shift = target @ mean - sums.slope - prior.slope
         new_scale, change = scale, 0.0
         if self.prior.learn:
-            new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
-            change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
-        moved, slope = root @ (target - A) @ root.T, root @ (sums.slope + prior.slope)
+            about = mean, prior, scale, system, sums.dof
+            change = np.max(np.abs(np.log(self.prior.new_scale(*about) / scale)))
+            new_scale = self.prior.newton_scale(*about)
+        step = sums.gram - G + np.diag(prior.precision - precision)
+        moved, slope = root @ step @ root.T, root @ (sums.slope + prior.slope)
         residual = float(max(np.max(np.abs(moved)), np.max(np.abs(slope)), change))
         loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
         objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
-        step = VisitStep(mean, system, scale, sums.dof, float(objective))
-        record = {"objective": step.objective}
-        metric, new = self._metric(np.diagonal(A)), self._pack(target, shift, new_scale)
-        return Evaluation(new, residual, metric, record, step)
+        end = VisitStep(mean, system, scale, sums.dof, float(objective))
+        own = prior.precision[:m], (prior.precision * mean - prior.slope)[:m]
+        new = self._pack(sums.gram, sums.gram @ mean - sums.slope, *own, scale, new_scale)
+        metric = self._metric(np.diagonal(A), scale)
+        return Evaluation(new, residual, metric, {"objective": end.objective}, end)
 
-    def _metric(self, diagonal):
+    def _metric(self, diagonal, scale):
         """Weights of Anderson's least squares: entries in posterior units, mirrored ones twice."""
-        q = 1.0 / np.sqrt(diagonal)
+        q, m = 1.0 / np.sqrt(diagonal), self.prior.n_sites
         rows, columns = self._lower
         matrix = np.where(rows == columns, 1.0, np.sqrt(2.0)) * q[rows] * q[columns]
+        own = [(q[:m] / scale) ** 2, q[:m] / scale] if m else []
         n_scales = len(log_scales(self.prior, self.prior.start_scale))
-        return np.concatenate([matrix, q, np.full(n_scales, np.sqrt(self.n))])
+        return np.concatenate([matrix, q, *own, np.full(n_scales, np.sqrt(self.n))])
 
     def solve(self, x, damping, **limits):
         """Iterate from state x; see `loop.iterate` for the result."""
-        steps = dict(damping=damping, acceleration=Anderson(depth=5, mixing=damping))
+        n_scales = len(log_scales(self.prior, self.prior.start_scale))
+        acceleration = _WithScales(depth=5, mixing=damping, n_scales=n_scales)
+        steps = dict(damping=damping, acceleration=acceleration)
         return iterate(self.evaluate, x, accept=_no_fall, **steps, **limits)
 
 
