@@ -276,6 +276,12 @@ def few_directions(seed, n=30, d=12):
     return X, X[:, 0] + X[:, 1] + 0.5 * rng.normal(size=n) > 0
 
 
+@pytest.mark.parametrize("seed", [31, 34, 35])
+def test_descents_that_go_round_settle_by_steps_that_learn(seed):
+    clf = SpikeSlabClassifier(slab_variance=1e4, prior_inclusion=0.2).fit(*few_directions(seed))
+    assert clf.converged_
+
+
 @pytest.mark.parametrize("seed, slab", [(1, 100.0), (12, 1e4)])
 def test_no_state_on_the_way_has_an_evidence_above_that_of_certainty(seed, slab):
     clf = SpikeSlabClassifier(slab_variance=slab, prior_inclusion=0.2, max_iter=50)
