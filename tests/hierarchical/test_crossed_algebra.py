@@ -1,5 +1,6 @@
 """The mathematics of several factors, against dense algebra, quadrature and differences."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -282,21 +283,21 @@ def factor_rows(n, levels, seed):
     )
     sign = np.where(rng.random(n) < expit(z), 1.0, -1.0)
     return messages_schur.FactorRows(
-        X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels)
+        X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels), 0
     )
 
 
 def after_messages(rows, state, prior):
     """Cavity variances of rows after three rounds of messages, and the state that led to them."""
-    held, totals = messages_schur.SystemRows(rows, 0), None
+    totals = None
     for _ in range(3):
-        sums = messages_rows.message_sums(held, state)
+        sums = messages_rows.message_sums(rows, state)
         totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
         state = messages_rows.send(rows, state, totals)
-    sums = messages_rows.message_sums(held, state)
+    sums = messages_rows.message_sums(rows, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
     state = messages_rows.linearise(rows, state, totals)
-    cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
+    cov = np.linalg.inv(messages_rows.known_precision(rows, state) + np.diag(prior.beta))
     return state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X), state
 
 
@@ -305,7 +306,7 @@ def after_messages(rows, state, prior):
 def test_systems_of_effects_against_dense_algebra(nested, n_parts):
     rows = factor_rows(300, (60, 12, 5), 0)
     if nested:  # pairs of levels then have several rows
-        rows = rows._replace(codes=[rows.codes[0], rows.codes[0] // 5, rows.codes[2]])
+        rows = replace(rows, codes=[rows.codes[0], rows.codes[0] // 5, rows.codes[2]])
     rng = np.random.default_rng(1)
     prior = messages_schur.Effects(
         np.full(3, 0.2), [np.full(60, 1.0), np.full(12, 2.0), np.full(5, 0.5)]
@@ -313,7 +314,7 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
     precision = rows.weight * rng.uniform(0.05, 0.3, 300)
     Z = dense_design(rows)
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
-    system = messages_schur.SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior)
+    system = messages_schur.SchurSystem(in_parts(rows, precision, n_parts), 0, prior)
     right = rows.collect(rng.normal(size=300))
     exact = np.linalg.solve(Q, flat(right))
     found = system.solve(right, tol=1e-10)
@@ -339,7 +340,7 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
 
 def test_messages_along_rows_against_a_dense_inverse():
     n, users, items = 6000, 2000, 200
-    rows = factor_rows(n, (users, items), 2)._replace(weight=np.ones(n))
+    rows = replace(factor_rows(n, (users, items), 2), weight=np.ones(n))
     prior = messages_schur.Effects(np.full(3, 0.16), [np.ones(users), np.ones(items)])
     sites = Sites(np.random.default_rng(0).uniform(0.1, 0.24, n), np.zeros(n))
     state = messages_rows.RowState(sites, [0.7 * sites.precision] * 2)
@@ -364,7 +365,7 @@ def test_messages_along_rows_against_a_dense_inverse():
 def test_messages_are_exact_on_a_tree():
     """One factor, or rows that connect levels without a cycle."""
     rows = factor_rows(90, (30,), 5)
-    no_columns = rows._replace(X=np.zeros((90, 1)))
+    no_columns = replace(rows, X=np.zeros((90, 1)))
     prior = messages_schur.Effects(np.ones(1), [np.full(30, 0.7)])
     state = messages_rows.start(no_columns, None, (0,))
     for _ in range(3):

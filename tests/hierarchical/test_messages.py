@@ -1,6 +1,7 @@
 """Messages along rows where factors nest: trees of levels, checks of variances, evidence."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,18 +22,18 @@ def rows_of(codes, seed=0):
         rng.random(n) < expit(X[:, 0] + rng.normal(size=codes[0].max() + 1)[codes[0]]), 1.0, -1.0
     )
     weight = rng.integers(1, 3, n).astype(float)
-    return schur.FactorRows(X, sign, weight, list(codes), [int(c.max()) + 1 for c in codes])
+    return schur.FactorRows(X, sign, weight, list(codes), [int(c.max()) + 1 for c in codes], 0)
 
 
 class Asked:
     """Rows in parts, as `find_chains` asks them."""
 
     def __init__(self, rows, n_parts):
-        self.held = in_parts(rows, 0, np.ones(len(rows.sign)), n_parts)
+        self.held = in_parts(rows, np.ones(len(rows.sign)), n_parts)
         self.numbers = self.held.numbers
 
     def each(self, function, *values):
-        return [function(held, state, *values) for held, state in self.held.pairs]
+        return [function(rows, state, *values) for rows, state in self.held.pairs]
 
 
 def nested_rows(seed=0, n=400):
@@ -44,11 +45,10 @@ def nested_rows(seed=0, n=400):
 
 def settled_tree(rows, chains, tau2, state, rounds=6):
     """Tree and state after messages at fixed sites."""
-    held = schur.SystemRows(rows, 0)
     for _ in range(rounds):
-        tree = chains.walk(tau2, messages_rows.message_sums(held, state))
+        tree = chains.walk(tau2, messages_rows.message_sums(rows, state))
         state = messages_rows.send(rows, state, chains.at_leaves(tree.whole))
-    tree = chains.walk(tau2, messages_rows.message_sums(held, state))
+    tree = chains.walk(tau2, messages_rows.message_sums(rows, state))
     return tree, messages_rows.linearise(rows, state, chains.at_leaves(tree.whole))
 
 
@@ -65,7 +65,7 @@ def test_chains_of_nested_factors_are_found(n_parts):
     assert found.leaves == [0, 3] and found.downward == [2, 1, 0, 3]
     moved = [c.copy() for c in rows.codes]
     moved[2][0] = (moved[2][0] + 1) % 4  # a row of a school elsewhere: in no region any more
-    near = messages_rows.find_chains(Asked(rows._replace(codes=moved), n_parts), rows.n_levels)
+    near = messages_rows.find_chains(Asked(replace(rows, codes=moved), n_parts), rows.n_levels)
     assert near.parent == [1, None, None, None]
 
 
@@ -83,15 +83,14 @@ def test_of_several_factors_below_one_the_largest_is_in_its_chain():
 
 
 def test_levels_above_says_none_where_a_level_has_several():
-    held = schur.SystemRows(nested_rows(), 0)
-    found = messages_rows.levels_above(held, None, ((0, 1), (0, 3)))
+    found = messages_rows.levels_above(nested_rows(), None, ((0, 1), (0, 3)))
     np.testing.assert_array_equal(found[0], np.arange(60) // 5)
     assert found[1] is None
 
 
 def test_variances_along_a_tree_are_exact():
     rows = nested_rows(2)
-    rows = rows._replace(codes=rows.codes[:3], n_levels=rows.n_levels[:3], X=np.zeros((400, 1)))
+    rows = replace(rows, codes=rows.codes[:3], n_levels=rows.n_levels[:3], X=np.zeros((400, 1)))
     chains, tau2 = (
         messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
         np.array([0.7, 0.4, 1.5]),
@@ -160,7 +159,7 @@ def test_the_dense_block_and_what_follows_of_it(n_parts, most):
     Z = dense_design(rows)
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
     cov = np.linalg.inv(Q)
-    system = schur.SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior, most)
+    system = schur.SchurSystem(in_parts(rows, precision, n_parts), 0, prior, most)
     assert (
         system.direct == (most == 500)
         and len(system._lower)

@@ -14,7 +14,7 @@ import numpy as np
 from ..._engine.partition import KEPT, split_rows
 from .._parts import read_rows
 from .rows import RowState, of_state
-from .schur import FactorRows, SystemRows
+from .schur import FactorRows
 
 
 def rows_of_parts(codes, n_levels, n_parts):
@@ -29,23 +29,16 @@ def rows_of_parts(codes, n_levels, n_parts):
     return [order[rows] for rows in split_rows(len(order), n_parts)]
 
 
-def rows_of(part, reader):
+def rows_of(part, reader, big):
     """Return the `FactorRows` of a part, prepared by the driver or raw."""
     X, sign, weight, _, codes = read_rows(part, reader)
-    return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
+    return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes], big)
 
 
 class Behind(NamedTuple):
     """Answer of a worker that has gone through the first n_steps steps and lacks some."""
 
     n_steps: int
-
-
-class Kept:
-    """Rows of a part in a process, their state, and the number of steps that led to it."""
-
-    def __init__(self, held):
-        self.held, self.state, self.n_steps = held, None, 0
 
 
 def work(part, message, token, reader, big, function):
@@ -56,17 +49,15 @@ def work(part, message, token, reader, big, function):
     if message is None:
         return None
     k, start, steps, values = message
-    kept = KEPT.find(token, k)
-    n_known = 0 if kept is None else kept.n_steps
+    rows, state, n_known = KEPT.find(token, k) or (None, None, 0)
     if n_known < start:
         return Behind(n_known)
-    if kept is None:
-        rows = rows_of(part, reader)
-        kept = Kept(SystemRows(rows, big))
-        KEPT.keep(token, k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
-    for step, *of_step in steps[kept.n_steps - start :]:
-        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *of_step), kept.n_steps + 1
-    return function(kept.held, kept.state, *values)
+    rows = rows_of(part, reader, big) if rows is None else rows
+    for step, *of_step in steps[n_known - start :]:
+        state = step(rows, state, *of_step)
+    size = rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X)
+    KEPT.keep(token, k, (rows, state, start + len(steps)), size)
+    return function(rows, state, *values)
 
 
 def _add_levels(answers, where, n):
@@ -143,13 +134,13 @@ class LoggedRows:
 
     def held(self):
         """Return the `HeldRows` of the parts in the state of the linear system."""
-        parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
+        parts = [rows_of(p, self.reader, self.big) for p in self.run.parts]
         states = [RowState(None, [], precision=t) for t in self.each(of_state, "precision")]
         return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
 
 
 class HeldRows:
-    """Rows in the memory of this process, in one state for good: pairs (`SystemRows`, state)."""
+    """Rows in the memory of this process, in one state for good: pairs (`FactorRows`, state)."""
 
     def __init__(self, pairs, numbers):
         self.pairs, self.numbers = pairs, numbers

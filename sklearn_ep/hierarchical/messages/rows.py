@@ -158,12 +158,12 @@ def find_chains(rows, n_levels):
     return Chains(parent, above, list(n_levels))
 
 
-def levels_above(held, state, pairs):
+def levels_above(rows, state, pairs):
     """Return for pairs (f, g) of factors the level of g over each of f, None if one has several."""
     out = []
     for f, g in pairs:
-        fine, coarse = held.rows.codes[f], held.rows.codes[g]
-        above = np.zeros(held.rows.n_levels[f], dtype=np.intp)
+        fine, coarse = rows.codes[f], rows.codes[g]
+        above = np.zeros(rows.n_levels[f], dtype=np.intp)
         above[fine] = coarse
         out.append(above if np.array_equal(above[fine], coarse) else None)
     return out
@@ -240,26 +240,26 @@ def update(rows, state, root, mean, power):
     return state._replace(sites=found.sites, mismatch=mismatch)
 
 
-def message_sums(held, state):
+def message_sums(rows, state):
     """Return the sums [(L_f,)] of messages over the levels of each factor that gets them."""
-    rows, messages = held.rows, enumerate(state.messages)
-    return [None if m is None else rows.sums(f, rows.weight * m) for f, m in messages]
+    weight, messages = rows.weight, enumerate(state.messages)
+    return [None if m is None else rows.sums(f, weight * m) for f, m in messages]
 
 
-def known_precision(held, state):
+def known_precision(rows, state):
     """Return X' V^-1 X (D, D) with the variance V of rows whose effects are integrated out."""
-    rows, t = held.rows, state.sites.precision
+    t = state.sites.precision
     known = rows.weight * t / (1.0 + t * state.cavity)
     return rows.X.T @ (known[:, None] * rows.X)
 
 
-def row_evidence(held, state, root, mean, power):
+def row_evidence(rows, state, root, mean, power):
     """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
-    found, _ = _updated(held.rows, state, root, mean, power)
-    return float(held.rows.weight @ found.log_term)
+    found, _ = _updated(rows, state, root, mean, power)
+    return float(rows.weight @ found.log_term)
 
 
-def of_state(held, state, name):
+def of_state(rows, state, name):
     """Return what the rows keep by that name."""
     return getattr(state, name)
 

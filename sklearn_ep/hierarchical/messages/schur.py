@@ -6,11 +6,12 @@ largest is eliminated exactly; a product with what is left costs a pass over the
 the columns and of the smaller factors, as many as a Cholesky factor affords, and the diagonal of
 the rest make it nearly the identity, or just that. Iterations do not grow with the number of rows.
 
-Rows are asked for sums alone, by functions of (`SystemRows`, state of the rows, values of levels):
+Rows are asked for sums alone, by functions of (`FactorRows`, state of the rows, values of levels):
 they may be anywhere, in any number of parts.
 """
 
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,11 +39,13 @@ class Effects(NamedTuple):
         return float(self.beta @ other.beta + sum(a @ b for a, b in pairs))
 
 
-class FactorRows(NamedTuple):
+@dataclass
+class FactorRows:
     """Rows with an intercept for a level of each factor.
 
     X (n, D), sign (n,) in {-1, +1}, weight (n,) tied copies; codes (n,) and n_levels are of each
-    factor.
+    factor; big is the number of the factor that is eliminated. Which pairs of its levels with those
+    of other factors occur is kept, once these are asked for.
     """
 
     X: np.ndarray
@@ -50,6 +53,11 @@ class FactorRows(NamedTuple):
     weight: np.ndarray
     codes: list[np.ndarray]
     n_levels: list[int]
+    big: int
+    _pairs: dict[int, Any] = field(default_factory=dict, init=False)
+
+    def __getstate__(self):
+        return vars(self) | {"_pairs": {}}
 
     def sums(self, f, values):
         """Return the sums (L_f,) of values (n,) over the levels of a factor."""
@@ -69,38 +77,24 @@ class FactorRows(NamedTuple):
         levels: list[Any] = [None if f == but else self.sums(f, values) for f in factors]
         return Effects(values @ self.X, levels)
 
-    def only(self, f, value):
-        """Return a list over factors with the value of one, None for others."""
-        return [value if g == f else None for g in range(len(self.codes))]
-
-
-class SystemRows:
-    """`FactorRows` with the number `big` of the factor that is eliminated.
-
-    They keep which pairs of its levels with those of other factors occur, once these are asked for.
-    """
-
-    def __init__(self, rows, big):
-        self.rows, self.big = rows, big
-        self._pairs: dict[int, Any] = {}
-
-    def __reduce__(self):
-        return type(self), (self.rows, self.big)
+    def of_big(self, value):
+        """Return a list over factors with the value of the big one, None for others."""
+        return [value if f == self.big else None for f in range(len(self.codes))]
 
     def pair_sums(self, values, f):
         """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
 
         The sums are of values (n,) of rows; where all pairs are of one row, a pair is a row.
         """
-        code, other = self.rows.codes[f], self.rows.codes[self.big]
+        code, other = self.codes[f], self.codes[self.big]
         if f not in self._pairs:
-            both = code * self.rows.n_levels[self.big] + other
+            both = code * self.n_levels[self.big] + other
             pairs, number = np.unique(both, return_inverse=True)
             self._pairs[f] = None if len(pairs) == len(both) else (number, pairs)
         if self._pairs[f] is None:
             return values, other, code
         number, pairs = self._pairs[f]
-        code, other = np.divmod(pairs, self.rows.n_levels[self.big])
+        code, other = np.divmod(pairs, self.n_levels[self.big])
         return np.bincount(number, values, minlength=len(pairs)), other, code
 
 
@@ -117,19 +111,19 @@ class SystemSums(NamedTuple):
     block: np.ndarray
 
 
-def system_sums(held, state, places, n_big, size):
+def system_sums(rows, state, places, n_big, size):
     """Return the `SystemSums` of rows.
 
     places has the numbers of levels, in the block of this size and of the big factor of n_big
     levels, None for other factors.
     """
-    rows, big, t, d = held.rows, held.big, state.precision, held.rows.X.shape[1]
+    big, t, d = rows.big, state.precision, rows.X.shape[1]
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
     weighted, block = t[:, None] * rows.X, np.zeros((size, size))
     block[:d, :d] = weighted.T @ rows.X
     entries: list[Any] = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
     for k, f in enumerate(dense):
-        mass, other, code = held.pair_sums(t, f)
+        mass, other, code = rows.pair_sums(t, f)
         entries.append((mass, places[big][other], places[f][code] - d))
         block[:d, places[f]] = np.array([rows.sums(f, w) for w in weighted.T]).reshape(d, -1)
         block[places[f], :d] = block[:d, places[f]].T
@@ -144,42 +138,40 @@ def system_sums(held, state, places, n_big, size):
     across = csr_array((data, (row, column)), (n_big, size - d))
     levels = [rows.sums(f, t) for f in range(len(rows.codes))]
     columns = np.array([rows.sums(big, w) for w in weighted.T]).reshape(d, -1)
-    return SystemSums(levels, rows.only(big, columns), across, block)
+    return SystemSums(levels, rows.of_big(columns), across, block)
 
 
-def taken(held, state, eliminated):
+def taken(rows, state, eliminated):
     """Return what eliminating a factor takes from the diagonals of the others.
 
     eliminated has the diagonal of the big factor, None for others. A pair of levels whose rows are
     in several parts counts as several: the preconditioner is then nearly the diagonal.
     """
-    out: list[Any] = [None] * len(held.rows.codes)
-    for f, n in enumerate(held.rows.n_levels):
-        if f != held.big:
-            masses, other, code = held.pair_sums(state.precision, f)
-            out[f] = np.bincount(code, masses**2 / eliminated[held.big][other], minlength=n)
+    out: list[Any] = [None] * len(rows.codes)
+    for f, n in enumerate(rows.n_levels):
+        if f != rows.big:
+            masses, other, code = rows.pair_sums(state.precision, f)
+            out[f] = np.bincount(code, masses**2 / eliminated[rows.big][other], minlength=n)
     return out
 
 
-def right_side(held, state):
+def right_side(rows, state):
     """Return Z' nu for the sites' shifts nu, an `Effects`."""
-    return held.rows.collect(held.rows.weight * state.sites.shift)
+    return rows.collect(rows.weight * state.sites.shift)
 
 
-def across(held, state, x):
+def across(rows, state, x):
     """Return the sums of T Z x over the levels of the big factor, None for others."""
-    rows, big = held.rows, held.big
-    return rows.only(big, rows.sums(big, state.precision * rows.predictor(x)))
+    return rows.of_big(rows.sums(rows.big, state.precision * rows.predictor(x)))
 
 
-def reduced_product(held, state, x, eliminated):
+def reduced_product(rows, state, x, eliminated):
     """Return Z' T (Z x - what the big factor takes back), without its entries.
 
     eliminated has the values of the big factor, None for others.
     """
-    rows, big = held.rows, held.big
-    left = rows.predictor(x) - eliminated[big][rows.codes[big]]
-    return rows.collect(state.precision * left, but=big)
+    left = rows.predictor(x) - eliminated[rows.big][rows.codes[rows.big]]
+    return rows.collect(state.precision * left, but=rows.big)
 
 
 class PartSeed(NamedTuple):
@@ -192,10 +184,10 @@ class PartSeed(NamedTuple):
         return np.random.default_rng([self.seed, k])
 
 
-def noise(held, state, rng):
+def noise(rows, state, rng):
     """Return a draw of N(0, Z' T Z) as `Effects`."""
     drawn = rng.standard_normal(len(state.precision))
-    return held.rows.collect(np.sqrt(state.precision) * drawn)
+    return rows.collect(np.sqrt(state.precision) * drawn)
 
 
 class LanczosPath(NamedTuple):
