@@ -26,11 +26,6 @@ LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double pre
 BLOCK_BYTES = 2**24
 
 
-def column_blocks(X):
-    """Return column slices of about BLOCK_BYTES."""
-    return gaussian.row_blocks(X.shape[1], 8 * len(X), BLOCK_BYTES)
-
-
 class LinearModel:
     """Rows and columns of a linear regression; `marginals` adds noise and sites.
 
@@ -187,7 +182,7 @@ class LowRankMarginals:
     def _scaled_columns(self):
         """Yield (index, columns of X times the roots of their prior variances)."""
         root = np.sqrt(self._scale)
-        for block in column_blocks(self._X):
+        for block in gaussian.row_blocks(len(root), 8 * len(self._X), BLOCK_BYTES):
             yield block, self._X[:, block] * root[block]
 
     def _correct(self, low, lack):

@@ -11,7 +11,7 @@ probability and normal otherwise. Intervals of a coefficient are those of the ti
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -124,6 +124,7 @@ class CoefficientPosterior:
         return self.units.response(signal) + free
 
 
+@dataclass(eq=False)
 class SparseMixture:
     """Posteriors of coefficients with weights (M,) that sum to one: what all such mixtures share.
 
@@ -134,18 +135,18 @@ class SparseMixture:
     rows_at_a_time = 512
     units: Any
     weight: np.ndarray
-    means: Any
-    inclusion: Any
     noise: np.ndarray
     slab: np.ndarray
     prior_inclusion: np.ndarray
+    inclusion: np.ndarray
+    means: ClassVar[Any]
     # means and variances (d,), what `tilted_quantiles` wants of some columns, mean covariance of
     # coefficients and at rows, draws of responses
-    _coef_moments: Any
-    _tilted: Any
-    _block: Any
-    within: Any
-    signals: Any
+    _coef_moments: ClassVar[Any]
+    _tilted: ClassVar[Any]
+    _block: ClassVar[Any]
+    within: ClassVar[Any]
+    signals: ClassVar[Any]
 
     def attributes(self):
         """Return the fitted attributes that are moments, of variances by means of logs."""
@@ -249,11 +250,11 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
     """
 
     def __init__(self, posteriors: list[CoefficientPosterior], weight: np.ndarray):
-        super().__init__(posteriors, weight)
-        self.units = posteriors[0].units
-        self.noise = np.array([p.noise for p in posteriors])
-        self.slab = np.array([p.slab for p in posteriors])
-        self.prior_inclusion = np.array([p.prior_inclusion for p in posteriors])
+        AveragedPosterior.__init__(self, posteriors, weight)
+        of_each = ((p.noise, p.slab, p.prior_inclusion) for p in posteriors)
+        noise, slab, prior = map(np.array, zip(*of_each, strict=True))
+        inclusion = np.minimum(self._mean(lambda p: p.tilted.inclusion), 1.0)  # rounding
+        SparseMixture.__init__(self, posteriors[0].units, weight, noise, slab, prior, inclusion)
 
     def _mean(self, of_one):
         return sum(w * of_one(p) for w, p in zip(self.weight, self.posteriors, strict=True))
@@ -262,11 +263,6 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
     def means(self):
         """Means (M, d) of the coefficients, in working units."""
         return np.stack([p.marginals.mean for p in self.posteriors])
-
-    @property
-    def inclusion(self):
-        """Probabilities (d,) that coefficients are not zero."""
-        return np.minimum(self._mean(lambda p: p.tilted.inclusion), 1.0)  # rounding
 
     def _coef_moments(self):
         variances = np.stack([p.marginals.var for p in self.posteriors])
@@ -327,16 +323,10 @@ class ModelMixture(SparseMixture):
 
     rows_at_a_time = 64  # each is held for every model
 
-    units: Standardisation
-    weight: np.ndarray
     models: np.ndarray
     mean: np.ndarray
     root: np.ndarray
     nodes: np.ndarray
-    noise: np.ndarray
-    slab: np.ndarray
-    prior_inclusion: np.ndarray
-    inclusion: np.ndarray
     columns: np.ndarray
     correlation: np.ndarray
 
@@ -366,11 +356,9 @@ class ModelMixture(SparseMixture):
 
     def candidates(self):
         """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
-        place = np.full(len(self.inclusion) + 1, len(self.columns))
-        place[self.columns] = np.arange(len(self.columns))
-        out = np.zeros((len(self.models), len(self.columns) + 1), dtype=bool)
-        np.put_along_axis(out, place[self.models], True, axis=1)
-        return self.columns, out[:, :-1], self.weight, self.correlation
+        inside = self._spread_out(np.ones(self.models.shape), np.arange(len(self.models)))
+        on = inside[:, self.columns].toarray() > 0
+        return self.columns, on, self.weight, self.correlation
 
     def _coef_moments(self):
         mean = self.weight @ self.means
@@ -387,9 +375,8 @@ class ModelMixture(SparseMixture):
         return doubt, TiltedMarginals(sd > 0, means, np.where(sd > 0, sd, 1.0))
 
     def _block(self, index):
-        rows = np.zeros((len(index), len(self.inclusion)))
-        rows[np.arange(len(index)), index] = 1.0
-        return self.within(rows, rows)
+        roots = self._roots[:, index].toarray()
+        return (roots.T * self._each) @ roots
 
     def within(self, first, second=None):
         """Return the mean covariance (n1, n2) or variance (n,) given models at rows."""
@@ -439,9 +426,9 @@ def mixture_of_draws(units, law, draws, seed):
     log_noise = log_noise + 2 * np.log(units.y_scale)
     nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
     models, correlation = np.append(law.order, d)[models], law.problem.model.correlations
-    given = weight, models, mean * inside, root * inside[:, None, :], nodes
-    told = np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expected, inclusion
-    return ModelMixture(units, *given, *told, columns, correlation(columns, columns))
+    given = models, mean * inside, root * inside[:, None, :], nodes
+    told = weight, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expected, inclusion
+    return ModelMixture(units, *told, *given, columns, correlation(columns, columns))
 
 
 def _geometric_mean(weight, values):

@@ -61,18 +61,18 @@ def prior_sites(problem):
     return np.stack([np.zeros(d), np.full(d, problem.factor.precision)])
 
 
-def annealed(problem, sites, sweep, highest=FIRST_NOISE):
+def annealed(problem, sites, level, highest=FIRST_NOISE, trace=None, most=np.inf):
     """Lead sites from the noise variance `highest` down to that of the problem, geometrically.
 
-    `sweep(problem, sites)` returns the sites of the next level, or None to stop early.
+    `level(problem, sites)` returns the sites of the next level. With a trace it ends early: once
+    that was asked, or where the next level might take more iterations than `most`.
     """
     if problem.noise >= highest:
         return sites
     for noise in np.geomspace(highest, problem.noise, LEVELS + 1)[:-1]:
-        new = sweep(replace(problem, noise=noise), sites)
-        if new is None:
+        if trace is not None and (trace.asked or trace.n_iter + SWEEPS > most):
             break
-        sites = new
+        sites = level(replace(problem, noise=noise), sites)
     return sites
 
 
@@ -126,49 +126,31 @@ def _anneal(problem, settings, sites, start, trace):
     """Lead sites down the noise levels by EP or by descent."""
     if start == "annealed":
         # the annealing spends at most a quarter of the iterations
-        return annealed(problem, sites, ep_level(settings, trace, settings.max_iter // 4))
+        limits = dict(trace=trace, most=settings.max_iter // 4)
+        return annealed(problem, sites, ep_level(settings, trace), **limits)
     if start == "descent" and settings.max_iter > SHORT:
-        return annealed(problem, sites, _descent_level(trace))
+        few = dict(max_iter=2, tol=0.0, monitor=trace)  # steps at each level
+        return annealed(problem, sites, lambda p, s: descend(p.at(s), **few).x, trace=trace)
     return sites
 
 
-def ep_level(settings, trace=None, budget=np.inf):
-    """Level of the annealing by a few sweeps of EP, within a budget of iterations."""
-
-    def sweep(problem, sites):
-        if trace is not None and (trace.asked or trace.n_iter + SWEEPS > budget):
-            return None
-        watch = dict(monitor=SILENT if trace is None else trace, energies=trace is not None)
-        limits = dict(max_iter=SWEEPS, tol=settings.tol)
-        return regular_ep(problem, sites, **limits, **ep_sweeps(settings), **watch).x
-
-    return sweep
-
-
-def _descent_level(trace):
-    """Level of the annealing by two steps down the energy of each level."""
-
-    def sweep(problem, sites):
-        if trace.asked:
-            return None
-        return descend(problem.at(sites), max_iter=2, tol=0.0, monitor=trace).x
-
-    return sweep
-
-
-def _sparse_guess(problem, rng):
-    """Sites of a random sparse guess: some coefficients nearly free, the others near zero."""
-    factor, d = problem.factor, problem.model.X.shape[1]
-    on = expit(factor.logit)
-    free = rng.random(d) < max(on, 1.0 / d)
-    precision = np.where(free, 0.3, rng.uniform(1.0, 60.0) / on) / factor.slab_variance
-    return np.stack([rng.standard_normal(d) * np.sqrt(precision) * free, precision])
+def ep_level(settings, trace=None):
+    """Level of the annealing by a few sweeps of EP."""
+    watch = dict(monitor=SILENT if trace is None else trace, energies=trace is not None)
+    limits = dict(max_iter=SWEEPS, tol=settings.tol, **watch, **ep_sweeps(settings))
+    return lambda problem, sites: regular_ep(problem, sites, **limits).x
 
 
 def _other_sites(problem, settings, k, seed):
-    """Sites of the k-th further start: in turn EP from a guess, annealed EP, a guess alone."""
-    rng = np.random.default_rng(seed)
-    sites = _sparse_guess(problem, rng)
+    """Sites of the k-th further start: in turn EP from a guess, annealed EP, a guess alone.
+
+    A guess is random and sparse: some coefficients are nearly free, the others near zero.
+    """
+    rng, factor, d = np.random.default_rng(seed), problem.factor, problem.model.X.shape[1]
+    on = expit(factor.logit)
+    free = rng.random(d) < max(on, 1.0 / d)
+    precision = np.where(free, 0.3, rng.uniform(1.0, 60.0) / on) / factor.slab_variance
+    sites = np.stack([rng.standard_normal(d) * np.sqrt(precision) * free, precision])
     if k % 3 == 2:
         return sites
     if k % 3 == 1:
