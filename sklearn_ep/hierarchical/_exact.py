@@ -24,7 +24,6 @@ from . import _layout as layouts
 from . import _scales
 from ._classes import ClassesModel
 from ._posterior import GroupPosterior, of_sites, shared
-from ._scales import average_about, find_mode
 
 # Steps after which the mismatch is larger are halved to this at most: an oscillation that whole
 # steps let grow sevenfold dies out there, and where the way to the fixed point leads over a larger
@@ -301,8 +300,10 @@ def fit_model(model, settings, monitor, start, keep=None, cov=None, n_spent=0):
     """
     watch = PosteriorMonitor(monitor, lambda node: model.posterior(Average.alone(node)), keep)
     tol, left = settings.tol, settings.max_iter - n_spent
-    mode, curvature, trace, reason = find_mode(model, start, tol, left, watch, cov)
-    average, rule, remark = average_about(model, mode, curvature, tol, settings.theta, watch)
+    mode, curvature, trace, reason = _scales.find_mode(model, start, tol, left, watch, cov)
+    average, rule, remark = _scales.average_about(
+        model, mode, curvature, tol, settings.theta, watch
+    )
     posterior = model.posterior(average)
     mean, cov = posterior.beta_moments()
     if mean.size:

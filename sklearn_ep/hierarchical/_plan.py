@@ -11,7 +11,6 @@ from sklearn.utils.validation import validate_data
 from .._engine.gaussian import Natural
 from .._engine.hyper import NormalPrior
 from .._estimator import checks
-from .._estimator.checks import check_hyperparameters
 from .._estimator.row_parts import set_columns
 from .._estimator.tables import array_of, in_memory, label_table
 from . import _factors, _parts, _scales
@@ -91,7 +90,7 @@ class Plan(NamedTuple):
 def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
     checks.check_common(est)
-    check_hyperparameters(est.hyperparameters)
+    checks.check_hyperparameters(est.hyperparameters)
     checks.check_choice("engine", est.engine, [*_BY_ROWS, "laplace", *DRAWING])
     checks.check_number("power", est.power, 0, 1, boundaries="right")
     checks.check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
@@ -200,7 +199,10 @@ def plan_parts(est, run, with_digest):
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
     told = run(_parts.describe_part, none, columns, with_digest)
-    _look_at(est, told)
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = _parts.join_levels(told)
@@ -214,14 +216,6 @@ def plan_parts(est, run, with_digest):
     if len(columns.factors) == 1:
         known["pure"] = np.concatenate([t.pure for t in told])
     return _planned(est, data if with_digest else None, columns, engine, **known)
-
-
-def _look_at(est, told):
-    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
 def _planned(est, data, columns, engine, **known):

@@ -205,8 +205,6 @@ class LanczosPath(NamedTuple):
 
         It is unbiased for a right side whose covariance is the matrix of the system.
         """
-        if not self.steps:
-            return 0.0
         step, ratio = np.array(self.steps), np.array(self.ratios[:-1])
         diagonal = 1.0 / step
         diagonal[1:] += ratio / step[:-1]

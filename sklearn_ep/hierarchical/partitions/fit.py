@@ -16,7 +16,6 @@ from .._exact import GivenScales, as_messages, fit_model
 from .._layout import EffectPlaces, LocalPart
 from .._parts import parts_in_memory, state_of
 from .._posterior import GroupPosterior, of_sites, shared
-from .._scales import affords_lattice, lattice_about, star_at
 from . import part
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
@@ -213,7 +212,7 @@ class GroupedFit:
             self.rule = "none"
         elif self.draws or self.rule == "star":  # nodes of EP would undo what draws correct
             self.rule = "gaussian"
-        elif self.rule == "grid" and not affords_lattice(self.model):
+        elif self.rule == "grid" and not _scales.affords_lattice(self.model):
             self.rule = "star"
 
     def _theta_moments(self, messages):
@@ -311,9 +310,9 @@ class GroupedFit:
             return self.model.posterior(Average.alone(first)), float(first.log_evidence)
         with monitor.phase("integration over theta") as told:
             if self.rule == "grid":
-                average = lattice_about(model, axes, first, tol, told)
+                average = _scales.lattice_about(model, axes, first, tol, told)
             else:
-                average = star_at(model, first, cov, tol, told)
+                average = _scales.star_at(model, first, cov, tol, told)
         return self.model.posterior(average), average.log_evidence
 
     def _normal(self, nodes, weight, total, axes):

@@ -19,7 +19,6 @@ from scipy.linalg import solve_triangular
 from scipy.special import expit, log_expit, logsumexp
 
 from ..._engine import gaussian
-from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular_inverse
 from ..._engine.likelihoods import Logit
 from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.rules import rule_of_power
@@ -86,7 +85,7 @@ def _eliminate(rows, design, precision, shift):
         cross[:, :, a] = segment_products(rows, precision * design[:, :, a])
         pull[:, :, a, 0] = np.add.reduceat(shift * design[:, :, a], rows.starts, axis=1)
     lower = group_factors(precision, design, rows.starts)
-    return lower, forward(lower, cross), forward(lower, pull)[..., 0]
+    return lower, gaussian.forward(lower, cross), gaussian.forward(lower, pull)[..., 0]
 
 
 def _row_quadratic(rows, design, group, gain, root):
@@ -104,8 +103,10 @@ def half_partition(precision, shift):
     try:
         lower = np.linalg.cholesky(precision)
     except np.linalg.LinAlgError as error:
-        raise ImproperPosterior("the conditional precision is not positive definite") from error
-    root = np.stack([triangular_inverse(part) for part in lower])
+        raise gaussian.ImproperPosterior(
+            "the conditional precision is not positive definite"
+        ) from error
+    root = np.stack([gaussian.triangular_inverse(part) for part in lower])
     half = (root @ shift[..., None])[..., 0]
     mean = (half[..., None, :] @ root)[..., 0, :]
     log_det = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(1)
@@ -126,13 +127,13 @@ def _marginals(rows, design, group, sites, precision, shift):
     total = precision + grams - half.swapaxes(1, 2) @ half
     pull = shift + nu @ rows.X - np.einsum("mkd,mk->md", half, pulled.reshape(m, j * q))
     log_mass = 0.5 * np.sum(pulled**2, (1, 2)) - np.sum(np.log(lower[..., k, k]), (1, 2))
-    offset = backward(lower, pulled[..., None])[..., 0]
-    local = LocalPart(lower, offset, backward(lower, cross))
+    offset = gaussian.backward(lower, pulled[..., None])[..., 0]
+    local = LocalPart(lower, offset, gaussian.backward(lower, cross))
     total = 0.5 * (total + total.swapaxes(1, 2))
     root, mean, log_beta = half_partition(total, pull)
     effect = local.offset - np.einsum("mjqd,md->mjq", local.gain, mean)
     row_mean = mean @ rows.X.T + np.einsum("mnq,mnq->mn", design, effect[:, group])
-    spread = forward(local.lower[:, group], design[..., None])[..., 0]
+    spread = gaussian.forward(local.lower[:, group], design[..., None])[..., 0]
     row_var = _row_quadratic(rows, design, group, local.gain, root)
     row_var += np.einsum("mnq,mnq->mn", spread, spread)
     found = GivenScales(mean, root, local, log_mass + log_beta)
@@ -348,7 +349,7 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
         residual, curvature = _derivatives(rows, z)
         slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
         lower = group_factors(curvature, design, rows.starts)
-        step = backward(lower, forward(lower, slope[..., None]))[..., 0]
+        step = gaussian.backward(lower, gaussian.forward(lower, slope[..., None]))[..., 0]
         longest = np.max(np.abs(step), axis=-1, keepdims=True, initial=0.0)
         modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
         if longest.max() < tol:
@@ -381,7 +382,7 @@ def marginal_terms(rows, phi, q):
     offset, design = rows.X @ phi[:d], rows.local @ _scales.factor(phi[d:], q)
     modes, lower = effect_modes(rows, offset, design, np.zeros((len(rows.starts), q)))
     x, log_weight = effect_rule(q)
-    u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
+    u, group = modes + gaussian.backward(lower, x[:, None, :, None])[..., 0], rows.group
     z = offset + np.einsum("nq,knq->kn", design, u[:, group])
     density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
     k = np.arange(q)
