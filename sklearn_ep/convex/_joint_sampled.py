@@ -55,15 +55,8 @@ def own_precisions(precision):
     return precision - precision**2 / precision.sum(1, keepdims=True)
 
 
-def class_shape(design, diagonal, precision):
-    """Return the variances of classes with prior precisions (q,) and sites (n, K)."""
-    n, q = design.shape
-    cheap = q**2 * (1.0 + q / n) <= _MOST_OF_ROW
-    return (ClassBlocks if cheap else ClassDiagonals)(design, diagonal, own_precisions(precision))
-
-
 class ClassDiagonals:
-    """Those by the diagonal of the precision; `weights` (q, K) are those of the weights."""
+    """Variances of classes by the diagonal of the precision; `weights` (q, K) of the weights."""
 
     def __init__(self, design, diagonal, own):
         self.B, self.data = design.B, np.asarray(design.squares_tdot(own))
@@ -128,7 +121,7 @@ class ClassBlocks:
         return rest + known - _systems.PrimalSystem(common).log_det, error
 
 
-class StarSystem(_systems.SolvedByProducts):
+class StarSystem:
     """A = D + sum_i T_i (x) b_i b_i' of the weights of all classes, known by its products.
 
     diagonal D (q,) is that of the prior, the same for each class; precision d (n, K) are those of
@@ -141,10 +134,14 @@ class StarSystem(_systems.SolvedByProducts):
         self.diagonal = np.repeat(diagonal, precision.shape[1])
         self.preconditioner = self.diagonal + self.data.ravel()
 
+    solve = _systems.solve_by_products
+
     @cached_property
     def shape(self):
         """The variances of each class by itself, formed at first use."""
-        return class_shape(self.design, self.diagonal[:: self.precision.shape[1]], self.precision)
+        (n, q), K = self.design.shape, self.precision.shape[1]
+        kind = ClassBlocks if q**2 * (1.0 + q / n) <= _MOST_OF_ROW else ClassDiagonals
+        return kind(self.design, self.diagonal[::K], own_precisions(self.precision))
 
     def predictors(self, V):
         """Return the predictors (n, K, k) of weights V (q K, k)."""

@@ -61,7 +61,6 @@ class Limits(NamedTuple):
         return dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping)
 
 
-SOLVERS = ("auto", "primal", "dual", "cg")
 VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 
 
@@ -72,7 +71,7 @@ def check_parameters(estimator):
     if not isinstance(estimator.prior, SuperGaussianSite):
         checks.check_choice("prior", estimator.prior, ["gaussian", "laplace"], SITES)
     checks.check_choice("variance", estimator.variance, VARIANCES)
-    checks.check_choice("solver", estimator.solver, SOLVERS)
+    checks.check_choice("solver", estimator.solver, ["auto", "primal", "dual", "cg"])
     checks.check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
     checks.check_choice("calibration", estimator.calibration, ["loo", None])
     checks.check_hyperparameters(estimator.hyperparameters)
@@ -557,11 +556,10 @@ def make_prior(estimator, d, column_variances):
     variance = prior_variances(estimator, d, given_variance(estimator))
     groups = checks.group_numbers("prior_groups", estimator.prior_groups, d)
     learn, site = learns_scale(estimator), estimator.prior
-    prior: Any = None
     if site == "laplace":
         site = LaplaceSite(1.0 if learn else estimator.laplace_scale, estimator.bound)
     if site == "gaussian":
-        prior = GaussianPrior(variance, d, learn, groups if learn else None)
+        prior: LearnedScale = GaussianPrior(variance, d, learn, groups if learn else None)
     else:
         prior = SitePrior(site, variance, d, learn)
     return prior.for_columns(column_variances()) if learn else prior

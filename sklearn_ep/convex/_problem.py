@@ -101,10 +101,6 @@ class Problem:
         given = rows, prior, variance, solver, limits, scales, bool(estimator.fit_intercept)
         return cls(*given, n_rows, lasts, shape, n_jobs)
 
-    def last_at_rows(self, k):
-        """Return the `Last` of an earlier fit of problem k for the rows of this one, or None."""
-        return None if self.lasts[k] is None else self.lasts[k].at_rows(self.rows.design)
-
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
         return WeightPosterior(step.mean, self.intercept, step.system, step.system)
@@ -115,7 +111,8 @@ def fit_exact(problem, sign, monitor, k):
 
     At one scale of the prior or averaged over it.
     """
-    rows, last, averaged = problem.rows, problem.last_at_rows(k), None
+    rows, last, averaged = problem.rows, problem.lasts[k], None
+    last = None if last is None else last.at_rows(rows.design)
     sign = sign[rows.copies.first]
     system = SYSTEMS[problem.solver]
     fits = ExactFit(rows.design, rows.sites(sign), problem.prior, system, problem.limits)

@@ -18,7 +18,6 @@ from .._engine.loop import Anderson, Evaluation, iterate
 from . import _systems
 from ._double_loop import not_lower
 from ._parameters import SitePrior, in_log_scales, log_scales
-from ._systems import TINY
 
 
 class Measured(NamedTuple):
@@ -206,7 +205,10 @@ class RegressionLoop:
             s = Bu[n:]
             f = self.prior.penalty(s, z, scale)
             # the local bound's precision majorises the curvature of the site's own loss
-            local = self.prior.site.precision(np.maximum(z + s * s, TINY) / scale**2) / scale**2
+            local = (
+                self.prior.site.precision(np.maximum(z + s * s, _systems.TINY) / scale**2)
+                / scale**2
+            )
             pi = np.maximum(f.precision, local)
             u, weight = self._least(pi * s - f.slope, noise, pi)
             new = self.design.dot(u)
@@ -290,13 +292,13 @@ class RegressionLoop:
             own = system.coefficient_variance() if C is None else system.row_variance(C)
             # X A^-1 X' / noise has the trace d less that of the sites
             dof = max(len(self.u) - float(precision @ own), 0.0)
-            return system, np.maximum(own, TINY), dof / weight[0]
+            return system, np.maximum(own, _systems.TINY), dof / weight[0]
         right = self.design.tdot(np.sqrt(weight)[:, None] * self.normals)
         U = self._last = system.solve(right, BY.sample_rtol, self._last)
         BU = self.design.dot(U)
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
         energy = weight @ BU**2
-        level = np.sqrt(len(U) / np.maximum(energy, TINY))
+        level = np.sqrt(len(U) / np.maximum(energy, _systems.TINY))
         k = U.shape[1]
         U, BU = U * (level / np.sqrt(k)), BU * (level / np.sqrt(k))
         sampled = np.sum(BU[n:] ** 2, axis=1)
@@ -339,14 +341,14 @@ def _smoothed(sampled, order, n_samples):
 
     `order` sorts the rows so that neighbours have like precisions; the window slides along it.
     """
-    r = np.maximum(sampled[order], TINY)
+    r = np.maximum(sampled[order], _systems.TINY)
     mean = uniform_filter1d(r, BY.window, mode="nearest")
     ratio = r / mean
     squares, means = (uniform_filter1d(x, BY.window, mode="nearest") for x in (ratio**2, ratio))
     out = np.empty(len(r))
     shrink = _systems.share_of_spread(squares - means**2, n_samples)
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
-    return np.maximum(out, TINY)
+    return np.maximum(out, _systems.TINY)
 
 
 def solve(loop, max_iter, monitor):

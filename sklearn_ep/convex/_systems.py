@@ -481,18 +481,15 @@ def conjugate_gradients(times, diagonal, right, rtol, start=None):
     return x.reshape(right.shape), r
 
 
-class SolvedByProducts:
-    """A known by `times(V)`, its products with columns, and a diagonal `preconditioner` (n,)."""
+def solve_by_products(system, right, rtol=1e-8, start=None):
+    """Return A^-1 right to relative residuals of `rtol`, from a start if there is one.
 
-    times: Any
-    preconditioner: np.ndarray
-
-    def solve(self, right, rtol=1e-8, start=None):
-        """Return A^-1 right to relative residuals of `rtol`, from a start if there is one."""
-        return conjugate_gradients(self.times, self.preconditioner, right, rtol, start)[0]
+    A is known by `times(V)`, its products with columns, and a diagonal `preconditioner` (n,).
+    """
+    return conjugate_gradients(system.times, system.preconditioner, right, rtol, start)[0]
 
 
-class IterativeSystem(SolvedByProducts):
+class IterativeSystem:
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
@@ -503,7 +500,7 @@ class IterativeSystem(SolvedByProducts):
         self.design, self.prior_precision, self.weight = design, diagonal, weight
         self.preconditioner = diagonal + data
 
-    draw = perturbed_draws
+    solve, draw = solve_by_products, perturbed_draws
 
     def times(self, V):
         """Return A V for columns."""
