@@ -13,15 +13,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cholesky
 
-from .._engine import gaussian
+from .._engine import class_structures, gaussian
 from .._engine.class_sites import stars
-from .._engine.class_structures import (
-    MOST_WEIGHTS,
-    ClassCovariance,
-    ClassLatents,
-    ClassWeights,
-    class_covariances,
-)
 from ._systems import DiagonalCovariance
 
 
@@ -37,7 +30,7 @@ class ClassSpread:
 
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows."""
-        return class_covariances(self.array, B)
+        return class_structures.class_covariances(self.array, B)
 
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
@@ -66,16 +59,17 @@ class SpreadByRows:
     @cached_property
     def latents(self):
         """The `ClassCovariance` of the predictors, found at first use; O(K n^3)."""
-        return ClassCovariance(self.prior.covariance(self.B, self.B), self.precision)
+        known = self.prior.covariance(self.B, self.B), self.precision
+        return class_structures.ClassCovariance(*known)
 
     @cached_property
     def array(self):
         """The covariance as an array (K, q, K, q)."""
         K, q = self.precision.shape[1], self.B.shape[1]
-        if K * q > MOST_WEIGHTS:
+        if K * q > class_structures.MOST_WEIGHTS:
             raise ValueError(
                 f"the covariance of {K * q} coefficients of all classes is too large a matrix; the "
-                f"limit is {MOST_WEIGHTS}: fit with multi_class='one_vs_rest'."
+                f"limit is {class_structures.MOST_WEIGHTS}: fit with multi_class='one_vs_rest'."
             )
         out = np.empty((K, q, K, q))
         for c in range(K):
@@ -150,11 +144,11 @@ class ClassPredictors:
 
     def __init__(self, design, prior, by_rows):
         self.B, self.variances, self.by_rows = design.B, 1.0 / prior, by_rows
-        self.posteriors: Any
         if by_rows:
-            self.posteriors = ClassLatents(design.kernel(DiagonalCovariance(self.variances)))
+            kernel = design.kernel(DiagonalCovariance(self.variances))
+            self.posteriors: Any = class_structures.ClassLatents(kernel)
         else:
-            self.posteriors = ClassWeights(design.B, prior)
+            self.posteriors = class_structures.ClassWeights(design.B, prior)
 
     def posterior(self, precision, shift):
         """Return the `PredictorState` for sites (n, K), copies of tied rows counted."""

@@ -219,7 +219,7 @@ class SampledClassSpread:
         By covariances of the training rows while these are few, else by a system for each row.
         """
         (n, K), prior = self.system.precision.shape, self.system.diagonal
-        if n <= _MOST_ROWS and prior.min() > 0.0:
+        if n <= _MOST_ROWS:
             known = self.system.design.B, 1.0 / prior[::K], self.system.precision
             return SpreadByRows(*known).weights_with(B, c, j)
         out = np.empty((B.shape[1], B.shape[0]))

@@ -188,9 +188,8 @@ def _visited(problem, rows, monitor, k):
     Returns the `BinaryFit` as it is not calibrated yet, the last step, and how rows are left out.
     """
     prior, limits, last = problem.prior, problem.limits, problem.lasts[k]
-    loop: Any
     if problem.variance == "exact":
-        loop = NaturalGradient(rows, prior)
+        loop: Any = NaturalGradient(rows, prior)
         state = loop.start() if last is None else last
         result = loop.solve(state, monitor=monitor, **limits.outer)
         step = result.evaluation.payload

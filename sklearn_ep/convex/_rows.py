@@ -23,17 +23,9 @@ from .._engine.left_out import LeftOut, ScoreSums, best_scales
 from .._engine.partition import KEPT, add_up
 from .._engine.rows import spread_bits
 from .._estimator.row_parts import read_part
+from . import _systems
 from ._calibration import SCALES, cavities, rows_left_out
 from ._sites import LogisticSites
-from ._systems import (
-    START_PRECISION,
-    TINY,
-    ColumnSums,
-    HalfCovariance,
-    leave_one_out,
-    squared,
-    with_ones,
-)
 
 
 class RowSpec(NamedTuple):
@@ -174,7 +166,7 @@ class PartRows:
     @cached_property
     def squares(self):
         """Squares of the entries, in the same precision."""
-        return squared(self.fast)
+        return _systems.squared(self.fast)
 
     def _kept(self, name, key, make):
         """Return what was made for this key, or make it in the place of that for another one."""
@@ -213,7 +205,7 @@ class PartRows:
             if precision is not None:
                 p = precision / weight
             elif self.z is None:
-                p = np.full(len(weight), START_PRECISION)
+                p = np.full(len(weight), _systems.START_PRECISION)
             else:
                 p = self.sites.penalty(self.B @ u, self.z).precision / weight
             if candidate.samples is None:
@@ -221,7 +213,7 @@ class PartRows:
                 variances = candidate.variances.astype(self.squares.dtype)
                 j = (self.squares @ variances).astype(float)
             else:
-                j = leave_one_out(self.fast, candidate.variances, p)
+                j = _systems.leave_one_out(self.fast, candidate.variances, p)
                 product = self.fast @ candidate.samples.astype(self.fast.dtype)
             if candidate.column is not None:
                 x = self.B @ candidate.column
@@ -240,7 +232,7 @@ class PartRows:
             z += anchor.shrink * (sampled - z)
         if x is not None:
             z += x**2 / candidate.column[-1]
-        z = np.maximum(z, TINY)
+        z = np.maximum(z, _systems.TINY)
         if anchor.damping < 1.0 and self.z is not None:
             z = self.z ** (1.0 - anchor.damping) * z**anchor.damping
         return z
@@ -252,7 +244,7 @@ def site_sums(rows, mean, root):
     value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
     for block in row_blocks(q, n):
         B = rows.B if q <= block.stop - block.start else rows.B[block]
-        z = np.zeros(B.shape[0]) if root is None else HalfCovariance(root).row_variance(B)
+        z = np.zeros(B.shape[0]) if root is None else _systems.HalfCovariance(root).row_variance(B)
         f = rows.sites.of_rows(block).penalty(B @ mean, z)
         value += float(np.sum(f.value))
         slope += B.T @ f.slope
@@ -263,7 +255,7 @@ def site_sums(rows, mean, root):
 
 def left_out(rows, mean, root, share=1.0):
     """Return the `CavityRows` of rows, a share (n,) of copies taken out, and which are proper."""
-    z = HalfCovariance(root).row_variance(rows.B)
+    z = _systems.HalfCovariance(root).row_variance(rows.B)
     return _without_sites(rows.sites, rows.B @ mean, z, share)
 
 
@@ -285,7 +277,8 @@ def _read(part, k, spec):
     index = np.searchsorted(spec.classes, y)
     sign = np.where(index == spec.positive, 1.0, -1.0)
     sites = LogisticSites(sign, weight * spec.class_weight[index], spec.bound)
-    return PartRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
+    B = _systems.with_ones(X, spec.intercept)
+    return PartRows(B, sites, spec.firsts[k], spec.seed, spec.single)
 
 
 def _rows_of(part, k, spec):
@@ -309,7 +302,7 @@ def _answered(part, k, spec, what, *message):
 def _column_sums(part, k, spec):
     """Return the `ColumnSums` of partition k, before anything is kept of it."""
     rows = _read(part, k, spec)
-    return ColumnSums.of(rows.B, rows.sites.weight)
+    return _systems.ColumnSums.of(rows.B, rows.sites.weight)
 
 
 def score_sums(part, k, spec, theta, form, *state):
@@ -376,7 +369,7 @@ def _diagonal(rows, precision):
 
 def diagonal_sums(rows, point, _, *anchors):
     """Return (B.^2)' pi, with the start's precision before any anchor."""
-    start = START_PRECISION * rows.sites.weight
+    start = _systems.START_PRECISION * rows.sites.weight
     return VectorSum(_diagonal(rows, rows.penalty(point, anchors).precision if anchors else start))
 
 

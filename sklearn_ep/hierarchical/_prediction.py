@@ -7,16 +7,9 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.gaussian import row_blocks
+from .._estimator import tables
 from .._estimator.checks import check_choice, checked_weights, validated
 from .._estimator.latents import is_joint
-from .._estimator.tables import (
-    array_of,
-    check_columns,
-    in_memory,
-    is_table,
-    label_table,
-    objects,
-)
 from . import _factors
 from ._layout import RowsToPredict
 
@@ -29,7 +22,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
-    X, groups, columns = in_memory(X), in_memory(groups), est._columns
+    X, groups, columns = tables.in_memory(X), tables.in_memory(groups), est._columns
     X, table = _split(est, X, groups)
     codes = np.full((len(X), len(columns.factors)), -1)
     if kind == "conditional" and table is not None:
@@ -62,8 +55,8 @@ def _split(est, X, groups):
         X = validated(est, X, reset=False, dtype=np.float64)
         if groups is None:
             return X, None
-        groups = array_of(groups) if is_table(groups) else groups
-        table = label_table(groups, len(X))
+        groups = tables.array_of(groups) if tables.is_table(groups) else groups
+        table = tables.label_table(groups, len(X))
         if table.shape[1] != len(columns.factors):
             raise ValueError(
                 f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
@@ -71,7 +64,7 @@ def _split(est, X, groups):
         return X, table
     if groups is not None:
         raise ValueError("groups= was given although group_column names columns of X.")
-    table = array_of(X)
+    table = tables.array_of(X)
     if table.shape[1] == est.n_features_in_ - len(columns.taken):
         raise ValueError(
             f"X has {table.shape[1]} features, but {type(est).__name__} is expecting "
@@ -79,38 +72,38 @@ def _split(est, X, groups):
         )
     validate_data(est, X, reset=False, skip_check_array=True)
     X = _factors.take_labels(table, columns.taken)
-    check_columns(X)
+    tables.check_columns(X)
     return check_array(X, dtype=np.float64, ensure_min_features=0), table
 
 
 def row_pairs(est, X1, X2, groups1, groups2):
     """Return two sets of rows to predict, and whether two rows share their levels, (F, n1, n2)."""
-    X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
+    X1, X2, groups1, groups2 = map(tables.in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
     second = first if X2 is None else new_rows(est, X2, groups2)
-    tables = (X1, X2) if est._columns.taken else (groups1, groups2)
+    labelled = (X1, X2) if est._columns.taken else (groups1, groups2)
     codes: Any = first[2].T, second[2].T
-    if first is not second and all(table is not None for table in tables):
-        codes = _numbered_together(est, tables)
+    if first is not second and all(table is not None for table in labelled):
+        codes = _numbered_together(est, labelled)
     pairs = zip(*codes, strict=True)
     same: Any = [np.equal.outer(a, b) & (a >= 0)[:, None] for a, b in pairs]
     same = np.reshape(same, (len(est._levels), len(first[0]), len(second[0]))).astype(bool)
     return first, second, same | np.eye(len(first[0]), dtype=bool) if first is second else same
 
 
-def _numbered_together(est, tables):
+def _numbered_together(est, labelled):
     """Return the codes (F, n1) and (F, n2) of rows of two tables, X or labels beside X.
 
     Each table alone numbers unseen levels on its own.
     """
     if est._columns.taken:
-        tables = [array_of(table) for table in tables]
+        labelled = [tables.array_of(table) for table in labelled]
     else:
-        tables = [label_table(table, len(table)) for table in tables]
-    labels = ([list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors)
-    both = [objects(a + b) for a, b in labels]
+        labelled = [tables.label_table(table, len(table)) for table in labelled]
+    labels = ([list(_factors.labels_of(t, f)) for t in labelled] for f in est._columns.factors)
+    both = [tables.objects(a + b) for a, b in labels]
     codes = np.array(list(map(_factors.codes_among, both, est._levels)))
-    return np.split(codes, [len(tables[0])], axis=1)
+    return np.split(codes, [len(labelled[0])], axis=1)
 
 
 def rows_again(est, rows):

@@ -229,13 +229,13 @@ def _known_curvature(model):
 
 def axes_at(model, node, tol):
     """Return the `Axes` by differences of gradients at a node near the mode."""
-    t = len(node.phi)
+
+    def gradient(move):
+        return model.evaluate(node.phi + move, node.payload.sites, tol).gradient
+
     width = 0.5 / np.sqrt(_known_curvature(model))
-    hessian = np.empty((t, t))
-    for k, move in enumerate(np.diag(width)):
-        ends = (model.evaluate(node.phi + s * move, node.payload.sites, tol) for s in (1.0, -1.0))
-        above, below = (end.gradient for end in ends)
-        hessian[k] = (below - above) / (2.0 * width[k])
+    moves = zip(np.diag(width), width, strict=True)
+    hessian = np.array([(gradient(-m) - gradient(m)) / (2.0 * w) for m, w in moves])
     values, vectors = eigen_curvature(hessian, _least_curvature(model))
     root = vectors / np.sqrt(values)
     newton = root @ (root.T @ node.gradient)

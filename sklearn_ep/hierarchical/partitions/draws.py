@@ -33,27 +33,6 @@ class ImportanceSettings(NamedTuple):
     seed: int
 
 
-class DrawState(NamedTuple):
-    """What a partition keeps between sweeps.
-
-    nodes is the state of the EP engine that says where to draw; site is the number of the partition
-    and n_fresh how often it has drawn, which with the seed make its random stream; proposal is the
-    Gaussian that was drawn from. Draws phi (S, P), None where they are due,
-    weigh exp(log cavity - base) under a cavity, base (S,): importance sampling has the likelihood
-    in it, a chain the cavity it was made for. log_z is what the log of their mean weight lacks of
-    log Z. score (S, P) of a chain are the slopes of its log density without the cavity.
-    """
-
-    nodes: part.SiteState
-    site: int
-    n_fresh: int = 0
-    proposal: gaussian.Moments | None = None
-    phi: np.ndarray | None = None
-    base: np.ndarray | None = None
-    log_z: float = 0.0
-    score: np.ndarray | None = None
-
-
 def marginal_log_likelihood(rows, phi, q):
     """Return the log likelihood of the rows at draws phi (S, P), group effects integrated out.
 
@@ -121,7 +100,7 @@ def draws_of(proposal, n_draws, rng):
 def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
     """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
-    state is its `DrawState`, settings the `ImportanceSettings`, q the number of coefficients that
+    state is its `SiteState`, settings the `ImportanceSettings`, q the number of coefficients that
     vary by group, rounds how often to draw at most.
 
     Draws come from the tilted moments that EP finds, which importance weights then correct, and are
@@ -142,8 +121,8 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
     """
     for attempt in range(rounds):
         if state.phi is None:
-            site = part.tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-3)
-            rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
+            site = part.tilted_by_nodes(rows, cavity, state, q=q, tol=1e-3)
+            rng = np.random.default_rng([settings.seed, state.number, state.n_fresh])
             # Twice as many after the first: the noise of draws that do not serve for long would go
             # on as that of all messages which a new set moves, 8.3 iterations for 7.5 on eight sets
             # of 6 to 8 groups. Further doublings moved nothing on sixteen sets.
@@ -151,7 +130,8 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
             phi = draws_of(site.moments, n_draws, rng)
             base = part.log_factor(gaussian.natural(site.moments), phi)
             base -= marginal_log_likelihood(rows, phi, q)
-            state = DrawState(site.state, state.site, state.n_fresh + 1, site.moments, phi, base)
+            drawn = dict(n_fresh=state.n_fresh + 1, proposal=site.moments, phi=phi, base=base)
+            state = site.state._replace(**drawn)
         log_weight = part.log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
         # as many effective ones as fresh draws have to be
@@ -305,12 +285,12 @@ def _moments_by_scores(state, weight, cavity):
 
 def _fresh(rows, cavity, state, q, settings):
     """Return the state with draws made for this cavity."""
-    site = part.tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
-    stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
+    site = part.tilted_by_nodes(rows, cavity, state, q=q, tol=1e-2)
+    stream = np.random.SeedSequence([settings.seed, state.number, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
     phi, score = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
-    known = site.moments, phi, part.log_factor(cavity, phi), 0.0, score
-    new = DrawState(site.state, state.site, state.n_fresh + 1, *known)
+    drawn = dict(n_fresh=state.n_fresh + 1, proposal=site.moments, phi=phi, score=score)
+    new = site.state._replace(base=part.log_factor(cavity, phi), log_z=0.0, **drawn)
     found = _moments_by_scores(new, np.full(len(phi), 1.0 / len(phi)), cavity)
     # log Z by importance sampling from the Gaussian that the chain found
     phi = draws_of(found, settings.n_draws, np.random.default_rng(stream))

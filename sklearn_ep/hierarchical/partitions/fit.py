@@ -17,7 +17,7 @@ from .._layout import EffectPlaces, LocalPart
 from .._parts import parts_in_memory, state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from . import part
-from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
+from .draws import ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
 
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
@@ -84,9 +84,7 @@ class PartAnswers:
 
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
-        place, n = part.SiteState(None, *theta), len(self.states)
-        draws = self.plan.engine in _DRAWS
-        self.states = [DrawState(place, k) if draws else place for k in range(n)]
+        self.states = [part.SiteState(None, theta, k) for k in range(len(self.states))]
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
@@ -119,8 +117,7 @@ class PartAnswers:
 
     def row_sites(self):
         """Return the sites of the rows of each part at its nodes, None where there are none."""
-        places = [s if isinstance(s, part.SiteState | None) else s.nodes for s in self.states]
-        return [None if place is None else place.sites for place in places]
+        return [None if state is None else state.sites for state in self.states]
 
 
 class PartsGivenTheta:

@@ -190,15 +190,28 @@ _MOST_MOVES = 12  # new placements of the nodes of a part in one sweep
 
 
 class SiteState(NamedTuple):
-    """What a partition keeps between sweeps: a warm start, never part of the answer.
+    """What a partition keeps between sweeps.
 
-    sites are the row sites (M, n), None before the first sweep; centre (T,) and spread (T, T) place
-    the nodes.
+    A warm start of EP, never part of the answer: sites are the row sites (M, n), None before the
+    first sweep; place, moments of theta, places the nodes.
+
+    Where a site is drawn from, these say where: number is that of the partition and n_fresh how
+    often it has drawn, which with a seed make its random stream; proposal is the Gaussian that was
+    drawn from. Draws phi (S, P), None where they are due, weigh exp(log cavity - base) under a
+    cavity, base (S,): importance sampling has the likelihood in it, a chain the cavity it was made
+    for. log_z is what the log of their mean weight lacks of log Z. score (S, P) of a chain are the
+    slopes of its log density without the cavity.
     """
 
     sites: Sites | None
-    centre: np.ndarray
-    spread: np.ndarray
+    place: gaussian.Moments
+    number: int
+    n_fresh: int = 0
+    proposal: gaussian.Moments | None = None
+    phi: np.ndarray | None = None
+    base: np.ndarray | None = None
+    log_z: float = 0.0
+    score: np.ndarray | None = None
 
 
 def log_factor(cavity, points):
@@ -285,7 +298,7 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     those of the inner EP. log Z has to be converged at each node: its exponential weighs them.
     """
     options = dict(tol=tol, max_passes=max_passes, power=power)
-    placement, sites = gaussian.Moments(state.centre, state.spread), state.sites
+    placement, sites = state.place, state.sites
     t = len(placement.mean)
     d = len(cavity.shift) - t
     marginal, block = cavity_of_theta(cavity, d)
@@ -308,7 +321,7 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
         placement, missed = _relocated(placement, of_theta)
         if not missed:
             break
-    return TiltedSite(log_z, moments, SiteState(sites, placement.mean, placement.cov))
+    return TiltedSite(log_z, moments, state._replace(sites=sites, place=placement))
 
 
 def middle_sites(sites, m):
