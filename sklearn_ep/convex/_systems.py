@@ -649,18 +649,16 @@ def log_determinant(product, diagonal, probes, n_steps=12):
     for _ in range(min(n_steps, n)):
         image = half * product(half * q)
         image -= length * last
-        alpha.append(np.einsum("ij,ij->j", q, image))
+        # a recursion that has found all of its space goes on as one of the unit matrix, whose
+        # logarithm adds nothing
+        alpha.append(np.where(q.any(axis=0), np.einsum("ij,ij->j", q, image), 1.0))
         image -= alpha[-1] * q
         length = np.linalg.norm(image, axis=0)
         beta.append(length)
-        # a recursion that has found all of its space goes on from zero, which adds nothing
         last, q = q, image / np.where(length > 1e-12, length, np.inf)
-    terms = np.empty(p)
-    for j in range(p):
-        b = np.array([length[j] for length in beta])
-        ends = np.flatnonzero(b <= 1e-12)
-        m = len(b) if not len(ends) else int(ends[0]) + 1
-        values, vectors = _positive_eigen([a[j] for a in alpha[:m]], b[: m - 1])
-        terms[j] = n * float(vectors[0] ** 2 @ np.log(values))
+    terms = []
+    for own, beside in zip(np.transpose(alpha), np.transpose(beta), strict=True):
+        values, vectors = _positive_eigen(own, beside[:-1])
+        terms.append(n * float(vectors[0] ** 2 @ np.log(values)))
     error = np.std(terms, ddof=1) / np.sqrt(p)
     return float(np.sum(np.log(diagonal)) + np.mean(terms)), float(error)
