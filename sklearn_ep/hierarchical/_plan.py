@@ -373,20 +373,15 @@ def _engine_of_list(est, columns, codes, n_levels, parted):
     sizes = columns.n_effects * np.array(n_levels)
     dense = int(sizes.sum() - sizes.max())
     if est.engine == "ep" or columns.has_slopes:
-        _check_dense(columns, dense)
-        return "ep"
-    nested = dense > _MOST_CROSSED and _factors.any_nested(codes)
-    return "ep" if dense <= (_MOST_DENSE if nested else _MOST_CROSSED) else "messages"
-
-
-def _check_dense(columns, dense):
-    """Raise a ValueError where the effects of all factors but the largest are too many."""
-    if dense > _MOST_DENSE:
+        if dense <= _MOST_DENSE:
+            return "ep"
         raise ValueError(
             f"{'random_slopes' if columns.has_slopes else 'engine=ep'} with {dense} effects of "
             f"factors besides the largest one: the limit is {_MOST_DENSE}; give engine='messages', "
             "which takes no random_slopes."
         )
+    nested = dense > _MOST_CROSSED and _factors.any_nested(codes)
+    return "ep" if dense <= (_MOST_DENSE if nested else _MOST_CROSSED) else "messages"
 
 
 def _theta_prior(est, columns):

@@ -42,8 +42,9 @@ class Space:
 
         Variances that are given are in so much smaller units.
         """
-        d, free = model.X.shape[1], np.array([isinstance(v, str) for v in (noise, slab, inclusion)])
-        size = model.mean_square(total) or 1.0
+        X, free = model.X, np.array([isinstance(v, str) for v in (noise, slab, inclusion)])
+        d = X.shape[1]
+        size = np.einsum("ij,ij->", X, X) / (total * d) or 1.0  # for rows with repetition counted
         p = min(0.5, max(1.0 / d, min(0.1 * total, 10.0) / d)) if free[2] else inclusion
         edge = 0.1 / d if d > 1 else 0.01
         noise = 0.1 if free[0] else noise / unit

@@ -45,10 +45,6 @@ class LinearModel:
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None
 
-    def mean_square(self, total):
-        """Mean square of the entries of X for `total` rows, repetition counted."""
-        return np.einsum("ij,ij->", self.X, self.X) / (total * self.X.shape[1])
-
     @cached_property
     def _sizes(self):
         """Lengths of the columns, 1 where they are zero."""

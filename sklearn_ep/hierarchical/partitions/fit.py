@@ -115,10 +115,6 @@ class PartAnswers:
         messages = [(scale, c.precision[None], c.shift[None], own) for c, own in pairs]
         return self.run(part.part_worker, messages, self.reader, part.conditional_ep, self.inner)
 
-    def row_sites(self):
-        """Return the sites of the rows of each part at its nodes, None where there are none."""
-        return [None if state is None else state.sites for state in self.states]
-
 
 class PartsGivenTheta:
     """The model as a function of theta, for the search of nodes.
@@ -294,7 +290,8 @@ class GroupedFit:
             return self.model.posterior(alone), None
         model, tol = self.model, self.answers.inner_tol
         mean, cov = self._theta_moments(messages)
-        axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
+        axes = Axes(mean, np.linalg.cholesky(cov))
+        warm = [None if state is None else state.sites for state in self.answers.states]
         if self.rule == "gaussian":
             x, log_weight = part.rule_of_effects(cov)
             # of which only the effects given beta are kept: they need no inner tolerance
