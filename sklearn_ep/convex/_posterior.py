@@ -69,9 +69,9 @@ class WeightPosterior(LinearPosterior):
 
     factor = Logit()  # link of the predictor to the label
 
-    def __init__(self, mean, intercept, system, predictor):
+    def __init__(self, mean, intercept, system):
         self.mean, self.intercept = mean, intercept
-        self.system, self.predictor = system, predictor
+        self.system = self.predictor = system
         self.directions = np.empty((0, len(mean)))
         self.rows = np.empty((0, len(mean)))
         self.precision, self.roots = np.empty(0), np.empty(0)

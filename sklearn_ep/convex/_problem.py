@@ -103,7 +103,7 @@ class Problem:
 
     def posterior(self, step):
         """Return what predicts as if a loop ended with this step."""
-        return WeightPosterior(step.mean, self.intercept, step.system, step.system)
+        return WeightPosterior(step.mean, self.intercept, step.system)
 
 
 def fit_exact(problem, sign, monitor, k):

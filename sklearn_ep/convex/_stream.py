@@ -40,7 +40,7 @@ class BatchPlan:
         """Return the posterior before any row: the prior."""
         system = self._added(self.prior, np.zeros((1, len(self.prior))), np.zeros(1))
         mean, intercept = np.zeros(len(self.prior)), bool(self.estimator.fit_intercept)
-        return WeightPosterior(mean, intercept, system, system)
+        return WeightPosterior(mean, intercept, system)
 
     def _added(self, prior, rows, weight):
         """Return the system of a prior and rows, in the form in which batches are fitted."""
@@ -70,7 +70,7 @@ class BatchPlan:
         after = step.system
         if rank is not None:
             after = _compressed(after, self.prior, rank, before)
-        posterior = WeightPosterior(step.mean, last.intercept, after, after)
+        posterior = WeightPosterior(step.mean, last.intercept, after)
         # coefficients less what the prior explains
         dof = np.sum(1.0 - self.prior * posterior.coefficient_variance())
         attributes = dict(dof=dof, average=single_node(prior, 1.0, np.nan))

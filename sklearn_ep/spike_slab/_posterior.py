@@ -356,9 +356,11 @@ class ModelMixture(SparseMixture):
 
     def candidates(self):
         """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
-        inside = self._spread_out(np.ones(self.models.shape), np.arange(len(self.models)))
-        on = inside[:, self.columns].toarray() > 0
-        return self.columns, on, self.weight, self.correlation
+        place = np.full(len(self.inclusion) + 1, len(self.columns))
+        place[self.columns] = np.arange(len(self.columns))
+        out = np.zeros((len(self.models), len(self.columns) + 1), dtype=bool)
+        np.put_along_axis(out, place[self.models], True, axis=1)
+        return self.columns, out[:, :-1], self.weight, self.correlation
 
     def _coef_moments(self):
         mean = self.weight @ self.means

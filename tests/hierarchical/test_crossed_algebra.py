@@ -378,12 +378,12 @@ def test_messages_are_exact_on_a_tree():
 def test_updated_sites_match_the_tilted_moments():
     rows = factor_rows(200, (20, 5), 7)
     rng = np.random.default_rng(0)
-    sites, mean, cavity = (
-        Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
-        rng.normal(size=200),
-        rng.uniform(0.2, 2, 200),
-    )
-    found, worst = messages_rows.updated_sites(rows, sites, mean, cavity)
+    sites = Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200))
+    effects = messages_schur.Effects(rng.normal(size=3), [rng.normal(size=k) for k in (20, 5)])
+    mean, of_levels, root = rows.predictor(effects), rng.uniform(0.2, 2, 200), np.eye(3) / 5
+    state = messages_rows.RowState(sites, [], of_levels)
+    found, worst = messages_rows.updated_sites(rows, state, root, effects, 1.0)
+    cavity = of_levels + np.sum((rows.X @ root) ** 2, axis=1)
     new = found.sites
     var = cavity / (1 + sites.precision * cavity)
     centre = (mean - var * sites.shift) / (1 - sites.precision * var)

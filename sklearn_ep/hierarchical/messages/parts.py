@@ -53,10 +53,12 @@ def work(part, message, token, reader, big, function):
     if n_known < start:
         return Behind(n_known)
     rows = rows_of(part, reader, big) if rows is None else rows
-    for step, *of_step in steps[n_known - start :]:
+    lacking = steps[n_known - start :]
+    for step, *of_step in lacking:
         state = step(rows, state, *of_step)
-    size = rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X)
-    KEPT.keep(token, k, (rows, state, start + len(steps)), size)
+    if lacking or not n_known:
+        size = rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X)
+        KEPT.keep(token, k, (rows, state, start + len(steps)), size)
     return function(rows, state, *values)
 
 

@@ -236,7 +236,7 @@ def update(rows, state, root, mean, power):
     root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
     likelihood that is matched.
     """
-    found, mismatch = _updated(rows, state, root, mean, power)
+    found, mismatch = updated_sites(rows, state, root, mean, power)
     return state._replace(sites=found.sites, mismatch=mismatch)
 
 
@@ -255,7 +255,7 @@ def known_precision(rows, state):
 
 def row_evidence(rows, state, root, mean, power):
     """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
-    found, _ = _updated(rows, state, root, mean, power)
+    found, _ = updated_sites(rows, state, root, mean, power)
     return float(rows.weight @ found.log_term)
 
 
@@ -264,22 +264,13 @@ def of_state(rows, state, name):
     return getattr(state, name)
 
 
-def _updated(rows, state, root, mean, power):
+def updated_sites(rows, state, root, mean, power):
     """Return (`SiteUpdate`, largest distance of tilted from current moments in sds).
 
-    Parameters are as for `update`.
+    Parameters are as for `update`; means are those under all sites.
     """
-    turned, sites = rows.X @ root.T, state.sites
+    turned, sites, z = rows.X @ root.T, state.sites, rows.predictor(mean)
     cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
-    return updated_sites(rows, sites, rows.predictor(mean), cavity_var, power)
-
-
-def updated_sites(rows, sites, mean, cavity_var, power=1.0):
-    """Return (`SiteUpdate`, largest distance of tilted from current moments in sds).
-
-    mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
-    matched.
-    """
     var = cavity_var / (1.0 + sites.precision * cavity_var)
-    found = rule_of_power(power)(Logit(), rows.sign, sites, mean, var)
-    return found, layout.row_mismatch(sites, found.sites, mean, var)
+    found = rule_of_power(power)(Logit(), rows.sign, sites, z, var)
+    return found, layout.row_mismatch(sites, found.sites, z, var)
