@@ -233,12 +233,17 @@ def factor_columns(est, X, groups):
         taken = tuple(sorted(set().union(*(positions for _, positions in pairs))))
     else:
         listed = listed or groups.shape[1] > 1
-        names = getattr(groups, "columns", range(groups.shape[1])) if listed else ["groups"]
-        pairs = [(name, (k,)) for k, name in enumerate(names)]
+        pairs = _factors_beside(groups, listed)
     slopes = _slopes(est, X, [name for name, _ in pairs], taken)
     both = zip(pairs, slopes, strict=True)
     factors = [GroupingFactor(name, positions, own) for (name, positions), own in both]
     return FactorColumns(tuple(factors), taken, est.fit_intercept, listed)
+
+
+def _factors_beside(groups, listed):
+    """Return (name, positions in the table) of the factors of labels beside X."""
+    names = list(getattr(groups, "columns", range(groups.shape[1]))) if listed else ["groups"]
+    return [(name, (k,)) for k, name in enumerate(names)]
 
 
 def _named_factors(est, X):

@@ -199,10 +199,7 @@ def plan_parts(est, run, with_digest):
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
     told = run(_parts.describe_part, none, columns, with_digest)
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
+    _look_at(est, told)
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = _parts.join_levels(told)
@@ -216,6 +213,14 @@ def plan_parts(est, run, with_digest):
     if len(columns.factors) == 1:
         known["pure"] = np.concatenate([t.pure for t in told])
     return _planned(est, data if with_digest else None, columns, engine, **known)
+
+
+def _look_at(est, told):
+    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
 def _planned(est, data, columns, engine, **known):
@@ -373,15 +378,20 @@ def _engine_of_list(est, columns, codes, n_levels, parted):
     sizes = columns.n_effects * np.array(n_levels)
     dense = int(sizes.sum() - sizes.max())
     if est.engine == "ep" or columns.has_slopes:
-        if dense <= _MOST_DENSE:
-            return "ep"
+        _check_dense(columns, dense)
+        return "ep"
+    nested = dense > _MOST_CROSSED and _factors.any_nested(codes)
+    return "ep" if dense <= (_MOST_DENSE if nested else _MOST_CROSSED) else "messages"
+
+
+def _check_dense(columns, dense):
+    """Raise a ValueError where the effects of all factors but the largest are too many."""
+    if dense > _MOST_DENSE:
         raise ValueError(
             f"{'random_slopes' if columns.has_slopes else 'engine=ep'} with {dense} effects of "
             f"factors besides the largest one: the limit is {_MOST_DENSE}; give engine='messages', "
             "which takes no random_slopes."
         )
-    nested = dense > _MOST_CROSSED and _factors.any_nested(codes)
-    return "ep" if dense <= (_MOST_DENSE if nested else _MOST_CROSSED) else "messages"
 
 
 def _theta_prior(est, columns):

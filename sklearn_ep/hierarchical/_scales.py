@@ -141,23 +141,15 @@ def average_about(model, mode, curvature, tol, rule, monitor):
     if rule == "mode":
         return hyper.Average.alone(mode, axes_at(model, mode, loose)), rule, ""
     rule = "grid" if rule == "grid" and affords_lattice(model) else "star"
-    axes = axes_at(model, mode, loose) if rule == "grid" else None
-    average = integrated(model, mode, axes, np.linalg.inv(curvature), loose, monitor)
+    with monitor.phase("integration over theta") as told:
+        if rule == "grid":
+            average = lattice_about(model, axes_at(model, mode, loose), mode, loose, told)
+        else:
+            average = star_at(model, mode, np.linalg.inv(curvature), loose, told)
     pairs = zip(average.nodes, average.weight, strict=True)
     worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
     settled = worst < max(loose, _LIMITS.settled)
     return average, rule, "" if settled else f"at a node in the scales the residual is {worst:.3g}"
-
-
-def integrated(model, mode, axes, cov, tol, monitor):
-    """Return the `Average` over a lattice along the axes, over a star of this covariance without.
-
-    The lattice is about the centre of the axes, the star about the node at the mode.
-    """
-    with monitor.phase("integration over theta") as told:
-        if axes is None:
-            return star_at(model, mode, cov, tol, told)
-        return lattice_about(model, axes, mode, tol, told)
 
 
 def affords_lattice(model):

@@ -190,15 +190,19 @@ class EvidenceSearch:
         """Maximum reached from the best of the noise starts, or the best one reached from all."""
         place: Any = None
         for fraction in self.fractions if space.free[0] else self.fractions[:1]:
-            new = self._coarse(space, fraction, None if self._all else place)
-            if self._all and (place is None or not new.same_mean(place)):
-                new = self._refined(new, place)
+            new = self._from_start(space, fraction, place)
             # two starts that end at one place leave little for a third one to find
             settled = self._all and place is not None and new.same_mean(place)
             place = new if place is None or self._wins(new, place) else place
             if self.asked or settled:
                 break
         return place if self._all else self._refined(place)
+
+    def _from_start(self, space, fraction, best):
+        """Place reached from one noise start, searched if all are and it differs from the best."""
+        new = self._coarse(space, fraction, None if self._all else best)
+        known = not self._all or (best is not None and new.same_mean(best))
+        return new if known else self._refined(new, best)
 
     def _wins(self, new, best):
         """Whether a later start is better, if searched by more than the error of the evidence."""

@@ -13,7 +13,7 @@ from oracles import oracle
 from scipy.special import log_expit, logsumexp
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.gaussian import Moments, Natural, moments, natural
+from sklearn_ep._engine.gaussian import Natural, moments, natural
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
@@ -173,7 +173,7 @@ def test_tilted_distribution_against_exact_integrals(case):
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = part.SiteState(None, Moments(np.zeros(1), np.ones((1, 1))), 0)
+    state = part.SiteState(None, moments(Natural(np.eye(1), np.zeros(1))), 0)
     site = part.tilted_by_nodes(case_rows(case), cavity, state, q=1, tol=1e-6)
     cov, mean = np.array(case["cov"]), np.array(case["mean"])
     sd = np.sqrt(np.diag(cov))
@@ -200,7 +200,7 @@ def test_importance_against_exact_integrals(case):
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = part.SiteState(None, Moments(np.zeros(1), np.ones((1, 1))), 0)
+    state = part.SiteState(None, moments(Natural(np.eye(1), np.zeros(1))), 0)
     settings = draws.ImportanceSettings(4000, 0.3, 0)
     site = draws.tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
     sd = np.sqrt(np.diag(case["cov"]))
@@ -239,7 +239,7 @@ def nuts_case(name, n_draws):
     case = next(c for c in ORACLE["exact_cases"] if c["name"] == name)
     precision = np.array(case["cavity_precision"])
     cavity = Natural(precision, precision @ np.array(case["cavity_mean"]))
-    state = part.SiteState(None, Moments(np.zeros(1), np.ones((1, 1))), 0)
+    state = part.SiteState(None, moments(Natural(np.eye(1), np.zeros(1))), 0)
     return case, case_rows(case), cavity, state, draws.ImportanceSettings(n_draws, 0.5, 0)
 
 

@@ -302,8 +302,11 @@ class GroupedFit:
         first = model.first(mean, messages, warm, tol)
         if self.rule == "mode":
             return self.model.posterior(Average.alone(first)), float(first.log_evidence)
-        along = axes if self.rule == "grid" else None
-        average = _scales.integrated(model, first, along, cov, tol, monitor)
+        with monitor.phase("integration over theta") as told:
+            if self.rule == "grid":
+                average = _scales.lattice_about(model, axes, first, tol, told)
+            else:
+                average = _scales.star_at(model, first, cov, tol, told)
         return self.model.posterior(average), average.log_evidence
 
     def _normal(self, nodes, weight, total, axes):
