@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_expit, logsumexp
-from sklearn.utils import Bunch
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
@@ -154,7 +153,7 @@ class EvidenceSearch:
         # every start is searched where that is cheap
         self._all = self.problem.model.X.size <= _LEARNING.search_all
         damping = min(self.settings.damping, _LEARNING.coarse_damping)
-        self._coarsely = Bunch(**self.settings | {"damping": damping})
+        self._coarsely = self.settings._replace(damping=damping)
 
     def learn(self, warm):
         """Return the `Place`, where the search for it began, and whether it is a dense one.

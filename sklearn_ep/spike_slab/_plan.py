@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from joblib import effective_n_jobs
-from sklearn.utils import Bunch, check_array, check_random_state
+from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import row_blocks
 from .._engine.partition import PartMap
@@ -18,6 +18,7 @@ from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._linear_model import BLOCK_BYTES, LinearModel
 from ._prior import SpikeSlab
+from ._runs import RunSettings
 
 # Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
 _LEAST_EIGENVALUE = -1e-8
@@ -102,8 +103,8 @@ class SpikeSlabPlan:
     `problem` has the data in working units, at the hyperparameters that are given or where learning
     starts; `space` says which are free, `prior` what is known of those, and `integrates` whether
     they are averaged over; `by_chains` says that models are to be drawn, as columns are correlated.
-    The number `n_different` of rows tells what correlation there is by chance. `settings` are the
-    parameters of the estimator. `warm` are hyperparameters and sites of the last fit, or None.
+    The number `n_different` of rows tells what correlation there is by chance. `settings` say
+    how runs go. `warm` are hyperparameters and sites of the last fit, or None.
     There is one of `start_seeds` for each start at the final hyperparameters; `evidence_seed` draws
     models, single ones that check the evidence or those of chains.
     """
@@ -115,7 +116,7 @@ class SpikeSlabPlan:
     integrates: bool
     by_chains: bool
     n_different: int
-    settings: Bunch
+    settings: RunSettings
     warm: Any
     start_seeds: np.ndarray
     evidence_seed: int
@@ -159,7 +160,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
     plain = integrates and estimator.algorithm == "auto" and groups is None
     integrates = integrates and bool(space.free.any())
     prior = HyperPrior.of_integral(space, factor.n_indicators(d)) if integrates else HyperPrior()
-    asked = dict(estimator.get_params(deep=False), n_jobs=effective_n_jobs(estimator.n_jobs))
+    settings = RunSettings(*(getattr(estimator, name) for name in RunSettings._fields))
     return SpikeSlabPlan(
         units=units,
         problem=EPEnergy(model, factor, np.exp(h[0]), units.n_rows, constant),
@@ -168,7 +169,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
         integrates=integrates,
         by_chains=plain and model.is_correlated(n_different),
         n_different=n_different,
-        settings=Bunch(**asked),
+        settings=settings._replace(n_jobs=effective_n_jobs(estimator.n_jobs)),
         warm=_warm(estimator, units, d, groups),
         start_seeds=start_seeds,
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),

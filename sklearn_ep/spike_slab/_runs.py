@@ -30,6 +30,18 @@ TAIL = 20
 LEAST_SITE = 1e-3  # in slab precisions: next to flat, warm sites are lifted to it to be positive
 
 
+class RunSettings(NamedTuple):
+    """Parameters of the estimator that say how runs go, by their names."""
+
+    algorithm: str
+    schedule: str
+    damping: float
+    max_iter: int
+    tol: float
+    noise_starts: Any
+    n_jobs: int
+
+
 @dataclass
 class Run:
     """Outcome of a run; `state` is where it ended, `used` the algorithm that ended it."""
