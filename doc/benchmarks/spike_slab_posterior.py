@@ -5,8 +5,8 @@
 
 Does EP fall short of the lasso because it approximates, or because the model does? Chains are
 exact: models and the ratio of slab variance to noise are drawn, with noise, inclusion and
-coefficients integrated out and the priors of the integration. Two sets of chains, of different
-seeds, say whether they have mixed.
+coefficients integrated out and the priors that fits to correlated columns have. Two sets of chains,
+of different seeds, say whether they have mixed.
 """
 
 import pathlib
@@ -20,6 +20,7 @@ from sklearn.model_selection import KFold
 
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.spike_slab._chains import ModelChains
+from sklearn_ep.spike_slab._hyperparameters import HyperPrior
 from sklearn_ep.spike_slab._model_law import ModelLaw
 from sklearn_ep.spike_slab._plan import make_plan
 from sklearn_ep.spike_slab._posterior import mixture_of_draws
@@ -28,7 +29,10 @@ from sklearn_ep.spike_slab._posterior import mixture_of_draws
 def long_chain(X, y, X_new, y_new, seed, n_steps):
     """Predictive mean, negative log density of y_new and inclusion, by chains side by side."""
     plan = make_plan(SpikeSlabRegressor(), X, y, None, None)
-    law = ModelLaw(plan.problem, plan.space, plan.prior)
+    worth = plan.problem.model.n_independent(plan.n_different)
+    law = ModelLaw(
+        plan.problem, plan.space, HyperPrior.of_correlated(plan.space, X.shape[1], worth)
+    )
     chains = ModelChains(law, np.random.default_rng(seed))
     chains.round(n_steps // 4)
     draws = chains.round(n_steps)
