@@ -86,7 +86,7 @@ def write_rows(folder, n, d):
 
 def main():
     args = arguments(__doc__.split("\n")[0])
-    n, allowed = (150_000, 250) if args.quick else (1_050_000, 1000)
+    n, allowed = (300_000, 500) if args.quick else (1_050_000, 1000)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_rows(folder, n, 256)

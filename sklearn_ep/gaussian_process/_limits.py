@@ -67,6 +67,9 @@ class ProcessLimits:
     single_passes: int = 2001
     # from which they begin with some of the rows; of fewer their time hardly counts
     some_passes: int = 10_000
+    # entries of X that these rows have at most: they are copied to memory, an eighth of a gigabyte,
+    # where X may be a memory map or in partitions
+    some_entries: int = 2**24
     # rows that passes begin with at least: inducing points fit fewer too closely
     least_passes: int = 2000
     # up to which lengths of columns have a prior through inducing points: of fewer their evidence

@@ -1,5 +1,8 @@
 """Learning on some of the rows first ends where learning on all of them does."""
 
+import weakref
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -10,6 +13,7 @@ from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.class_sites import JointEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.gaussian_process._limits import LIMITS
+from sklearn_ep.gaussian_process.inducing import rows
 from sklearn_ep.kernels import GroupedRBF
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
@@ -331,3 +335,40 @@ def test_a_mode_of_some_rows_at_which_all_do_not_settle_is_left(few_have_thirds,
     model = EPGaussianProcessClassifier().fit(X, y)
     assert n_refused == 4
     np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:EPGaussianProcessClassifier stopped")  # few steps do here
+def test_partitions_that_load_are_in_memory_one_after_the_other(monkeypatch):
+    """The first row of each was kept as a view, and with it the whole partition."""
+    monkeypatch.setattr(LIMITS, "k_means", 50)  # rows that k-means sees at once
+    rng, alive, most = np.random.default_rng(0), [], []
+
+    def load(k):
+        X = np.random.default_rng(k).standard_normal((40, 3))
+        most.append(sum(ref() is not None for ref in alive))
+        alive.append(weakref.ref(X))
+        return X, (X[:, 0] + 0.3 * rng.standard_normal(40) > 0).astype(int)
+
+    parts = [partial(load, k) for k in range(12)]
+    fit(parts, None, method="sparse", n_inducing=10, max_iter=2, max_sweeps=2, random_state=0)
+    assert max(most) <= 2  # names of columns are asked for beside the rows
+
+
+@pytest.mark.filterwarnings("ignore:EPGaussianProcessClassifier stopped")  # few steps do here
+def test_some_rows_are_as_many_as_fit_in_memory(monkeypatch):
+    """Half of the rows were copied whatever their size, of a memory map larger than memory too."""
+    monkeypatch.setattr(LIMITS, "some_passes", 2000)
+    monkeypatch.setattr(LIMITS, "least_passes", 100)
+    monkeypatch.setattr(LIMITS, "some_entries", 4000)
+    found, rows_up_to = [], rows.rows_up_to
+
+    def recorded(*args):
+        found.append(rows_up_to(*args))
+        return found[-1]
+
+    monkeypatch.setattr(rows, "rows_up_to", recorded)
+    X = np.random.default_rng(0).standard_normal((3000, 5))
+    y = (X[:, 0] + X[:, 1] > 0).astype(int)
+    how = dict(method="sparse", inducing_points=X[:9], max_iter=9, max_sweeps=2, random_state=0)
+    fit(X, y, **how)
+    assert len(found) > 2 and max(X.size for X, _, _ in found[1:]) < 1.1 * 4000

@@ -289,15 +289,17 @@ def _end_of_passes(values, small, max_iter, due=None) -> Reason | None:
 
 
 def _rungs(run, plan):
-    """Yield shares of the rows, each with the passes over it: X, class indices, weights, number."""
+    """Yield shares of the rows, [X, class indices, weights], each with the number of passes."""
     data = plan.data
     for share, of_passes in LEARNING.rungs:
         share = min(1.0, max(share, LIMITS.least_passes / data.weight))
+        share = min(share, LIMITS.some_entries / (sum(data.sizes) * len(data.units.origin)))
         n_passes = round(of_passes * plan.max_iter * (1.0 - share if plan.begun else 1.0))
         largest = np.uint64(min(share, 1.0 - 2.0**-53) * 2.0**64)
-        X, y, weight = data.rows_up_to(run, plan.seed, largest)
-        if n_passes and len(np.unique(y)) == len(data.labels):
-            yield X, y, weight, n_passes
+        rows = data.rows_up_to(run, plan.seed, largest)
+        if n_passes and len(np.unique(rows[1])) == len(data.labels):
+            yield rows, n_passes
+        del rows  # they may be as large as memory allows
 
 
 def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
@@ -312,17 +314,18 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     if plan.sites is not None or not (plan.begun or many):
         return None
     model, vector = None, hyper.start
-    for X, y, weight, n_passes in _rungs(ep.run, plan):
-        with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
-            small = passes.InducingEP(run, [len(y)], None, ep.labels)
+    for rows, n_passes in _rungs(ep.run, plan):
+        with PartMap([Part(*rows)], None) as run, monitor.phase("some rows first") as told:
+            small = passes.InducingEP(run, [len(rows[1])], None, ep.labels)
             state = small.zero(hyper.prior(vector))
             if model is not None:  # the sites that the posterior of others asks for
                 state = small.renew(model, state.sites)
             trace, from_here = Trace(StepsOfPhase(told)), (small, hyper, vector, state, rule, plan)
-            state, vector, _ = learn_by_passes(*from_here, trace, n_passes, weight.sum())
+            state, vector, _ = learn_by_passes(*from_here, trace, n_passes, rows[2].sum())
             model = small.model(state)
-            if trace.asked:
-                break
+        del rows, run, small, from_here  # not beside the next ones
+        if trace.asked:
+            break
     if model is None and not plan.begun:
         return None
     state = None if model is None else ep.renew(model, ep.empty_sites())

@@ -134,7 +134,8 @@ def describe_part(part, _):
     X, y, weight = _checked_rows(part)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
-        origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
+        # a copy: a view would keep the partition in memory
+        origin, centre, spread = np.array(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
         for rows in row_blocks(len(X), X.shape[1], 2**17):
             centre += dense_copies(weight[rows]) @ (X[rows] - origin)
         centre /= total
@@ -213,7 +214,8 @@ def rows_up_to(run, units, seed, largest):
     They are chosen by content alone: not by their order, nor by partitions.
     """
     pieces = run(rows_of_part, range(len(run.parts)), units, seed, largest)
-    return [np.concatenate(p) for p in zip(*pieces, strict=True)]
+    # those of one partition without a second copy
+    return [p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*pieces, strict=True)]
 
 
 def key_of_rank(run, units, seed, count):
