@@ -705,11 +705,10 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         estimator.
         """
         self._plan, self._fitted = plan, fit
-        learned = plan is not None and self.optimizer is not None
         attributes = fitting.run_attributes(fit.runs) | attributes_of_points(fit)
         attributes |= attributes_of_sites(fit, kept) | more
         learned_rate = getattr(self, "label_noise", None) == "learn"
-        attributes |= attributes_of_averages(fit, learned, learned_rate)
+        attributes |= attributes_of_averages(fit, self.optimizer is not None, learned_rate)
         fitting.replace_fitted(self, attributes)
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
         self.multi_class_ = "joint" if fit.joint else "one_vs_rest"

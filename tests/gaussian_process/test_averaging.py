@@ -252,6 +252,15 @@ def test_nothing_to_learn_is_one_node():
     assert len(c.hyper_weights_) > 3
 
 
+def test_what_a_stream_has_learned_is_one_node():
+    X, y = rows(60, 2)
+    stream = GP(n_inducing=10)
+    for some in (slice(0, 30), slice(30, 60)):
+        stream.partial_fit(X[some], y[some], classes=[0, 1])
+    assert stream.hyper_names_ == ("log_variance", "log_length_scale")
+    np.testing.assert_array_equal(stream.hyper_nodes_, stream.kernel_.theta[None])
+
+
 def test_the_mode_is_one_node_in_the_same_coordinates():
     X, y = rows(40, 2)
     clf = GP(hyperparameters="mode").fit(X, y)
