@@ -72,3 +72,15 @@ def test_estimators_name_the_few_parameters_that_users_set(name):
     sentence = re.search(r"\*\*You will set\*\* ([^.]*)\.", inspect.getdoc(estimator)).group(1)
     named = re.findall(r"`(\w+)`", sentence)
     assert 3 <= len(named) <= 5 and set(named) <= set(estimator.get_params())
+
+
+@pytest.mark.parametrize("name", [n for n in sklearn_ep.__all__ if n[0].isupper()])
+def test_fits_list_the_error_of_a_parameter_of_another_type(name):
+    estimator = getattr(sklearn_ep, name)()
+    number = "tol" if "tol" in estimator.get_params() else "n_jobs"
+    X = np.random.default_rng(0).normal(size=(16, 2))
+    for method in {"fit", "partial_fit"} & set(dir(estimator)):
+        doc = inspect.getdoc(getattr(estimator, method))
+        assert "TypeError" in doc[doc.index("Raises") :]
+        with pytest.raises(TypeError, match=number):
+            getattr(estimator.set_params(**{number: "small"}), method)(X, X[:, 0] > 0)

@@ -199,6 +199,8 @@ class ConvexVariationalRegressor(
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter or the data are not usable; the estimator is then as it was before.
 
@@ -243,6 +245,8 @@ class ConvexVariationalRegressor(
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter or the batch is not usable, or variances are, or were, sampled; the
             estimator is then as it was before.

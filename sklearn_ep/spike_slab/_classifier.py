@@ -193,6 +193,8 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter or the data are not usable, or y has other than two classes; the
             estimator is then as it was before.

@@ -290,6 +290,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If `estimators` is empty, two parts share a name, or one is no classifier or has no
             `predict_proba`. If a part has no `loo_proba_` and `cv` is None, or no row has one of
