@@ -71,7 +71,8 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         Returns
         -------
         mean : ndarray of shape (n,), or (n, n_classes) for more than two classes
-            Positive where the second class is the more probable one.
+            Positive where the second class is the more probable one. After an average over
+            hyperparameters the two may differ on a row whose probability is close to one half.
         """
         X = self._check_new(X)
         return self._latents().mean(X)

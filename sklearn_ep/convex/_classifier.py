@@ -262,21 +262,21 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     Notes
     -----
     Cost for n rows, d columns, k samples: exact variances O(n d^2) or O(n^2 d) an outer step, with
-    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 600 products
-    with X a fit, 1000 to 1600 where a scale is learned, and memory O(nnz + (n + d) k).
+    memory for the smaller square matrix. Sampled ones take O(nnz k) an outer step and memory
+    O(nnz + (n + d) k): some 150 to 600 products with X a fit, 600 to 2500 where a scale is learned.
 
     Rows in partitions: nothing per row is sent or kept by the process that calls `fit`. With exact
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
-    each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
-    some, for 40 to 130 visits, or 300 to 450 where a scale is learned. Draws and covariances then
-    take features as independent given the intercept. The calibration adds 3 to 6 visits, in which
-    two numbers go to a partition and seven come back.
+    each way. A fit has 6 to 15 visits, or 7 to 50 where a scale is learned. With sampled ones a
+    visit sends O(d) numbers, O(d k) in some. There are 40 to 130 visits, or 130 to 450 where a
+    scale is learned. Draws and covariances then take features as independent given the intercept.
+    The calibration adds 2 to 14 visits, in which two numbers go to a partition and seven come back.
 
     The average over hyperparameters is a grid of 4 to 8 fits in the log of the prior variance v
     [5]_. Their weights are evidence times a half-Cauchy prior (median 2.5) of the prior standard
     deviation of the predictor, sqrt(v sum_j var x_j), so that units do not matter. The evidence is
     that of expectation propagation at the optimum of the bound, since weights by the bound would
-    favour small variances. For other priors it is the bound. The average takes 1.4 to 1.8 times the
+    favour small variances. For other priors it is the bound. The average takes 1.1 to 2.5 times the
     factorisations of the mode; memory and predictions cost as many times more as there are nodes.
 
     The calibration removes each row's site from the posterior, which leaves N(m_i, v_i) for its
@@ -415,6 +415,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter, the data or the weights are not usable, squares of X leave double
             precision, or parameters exclude each other. The estimator is then as it was before.
@@ -484,6 +486,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter or the batch is not usable, a label is new, or there are more than 2,000
             coefficients and no `stream_rank`; the estimator is then as it was before.

@@ -316,11 +316,13 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
     Where there are several lengths, the deviations of their logs from the mean are N(0, s^2), with
     s of 0, 0.5, 1 and 2 equally probable. Each s has four nodes about its mode, weighed by
     importance sampling. Together they weigh the evidence of s times the volume of the deviations.
-    Equal lengths (s = 0) weigh 0.2 at least; where they weigh no more, their mode is their only
-    node. Below 100 rows equal lengths have a grid, and the nodes of the others take its covariance
-    and equal weights. From 300 rows on each s has its mode alone, found on a third of the rows
-    first. With all rows only equal lengths and the s that is predicted to be best are evaluated.
-    With more than two classes jointly the grid is short, and from 150 rows on there are modes only.
+    An s of little weight has its mode alone: below a weight of 0.02 with 100 rows, below one of
+    0.5 with 200, and any with 300. Equal lengths (s = 0) weigh 0.2 at least; where they weigh no
+    more, their mode is their only node. Below 100 rows equal lengths have a grid, and the nodes of
+    the others take its covariance and equal weights. From 300 rows on modes are found on a third
+    of the rows first. With all rows only equal lengths and the s that is predicted to be best are
+    evaluated. With more than two classes jointly the grid is short. From 100 rows on there are
+    modes only, found on a third of the rows from 150 on.
 
     `decision_function` is the mean over all nodes, and `predict` takes the class of the largest
     mixed probability, so that at the boundary the two may differ. An average under one length takes
@@ -384,10 +386,13 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
     `latent_mean_and_variance` and `latent_covariance` are those of the posterior, and so are
     predictions of two classes.
 
-    L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
-    end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
-    converged if the last 15 raised it by less than .005 nats a row, beyond which further passes
-    hardly change predictions. Epochs of minibatches are a budget, and using it up is their end.
+    L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. Several classes
+    jointly end at 2e-6, and a search that only says where the nodes of an average lie ends at 1e-4.
+    The step rules end once 15 passes raise the evidence by less than 1e-5 of its value. At
+    `max_iter` they count as converged if the last 15 raised it by less than .005 nats a row, beyond
+    which further passes hardly change predictions. After passes over shares of the rows .01 nats
+    are enough, from 13.5 % of `max_iter` on. Epochs of minibatches are a budget, and using it up is
+    their end.
 
     Where the kernel can separate the labels the evidence keeps rising with the amplitude, which
     then ends at its bound; EP itself converges there.
@@ -543,6 +548,8 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter, the data or the weights are not usable, or if the kernel is not positive
             definite on the data. The estimator is then as it was before.
@@ -621,6 +628,8 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If the data or a parameter are not usable, if `classes` is missing at the first call,
             if `y` has labels outside `classes`, or with ``class_weight="balanced"``, which would
@@ -630,17 +639,18 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
         -----
         The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
         sites of older rows stay as they are. Unless ``optimizer=None`` the kernel first takes a
-        stochastic step for every ten rows, block by block of some 200, and the more rarely the
-        more than 1000 rows were seen; inducing points stay. It waits until rows of two classes
-        have come. The sparse method is used whatever `method` says; after a dense fit its rows are
-        taken in again, once, before the new ones. So are, at the default kernel and two classes,
-        the first rows of a stream once there are more than 1000: like `fit` it then learns a length
-        for each column from 800 of them.
+        stochastic step for every ten rows, block by block of some 200. Steps are the rarer the more
+        than 1000 rows were seen, or than 100 where the kernel comes from a dense average; inducing
+        points stay. It waits until rows of two classes have come. The sparse method is used
+        whatever `method` says; after a dense fit its rows are taken in again, once, before the new
+        ones. So are, at the default kernel and two classes, the first rows of a stream once there
+        are more than 1000: like `fit` it then learns a length for each column from 800 of them.
 
         Cost is linear in the rows of a call. A sweep takes 3 n m^2 flops, and there are at most
-        `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2, and two passes once 10,000 rows
-        were seen. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for every
-        row that was ever seen; "average" keeps none of them. Up to 1000 rows wait for the lengths.
+        `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2. It takes two once 10,000 rows were
+        seen, or 1000 where the kernel comes from a dense average. Memory is m^2 numbers, and with
+        ``site_memory="scalars"`` two numbers for every row that was ever seen; "average" keeps none
+        of them. Up to 1000 rows wait for the lengths.
         """
         self._check_parameters()
         checks.check_number("forgetting", forgetting, 0, 1, boundaries="right")

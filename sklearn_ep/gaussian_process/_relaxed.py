@@ -258,8 +258,9 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         Why the fit ended, the worst of learning and sweeps: both converged, one used up its
         iterations, a callback asked to stop, or no better step was found.
     converged_ : bool
-        Whether learning ended by the rules of L-BFGS-B, at relative changes of the evidence below
-        3e-4, and the residual of an undamped sweep fell below `tol`.
+        Whether learning ended by the rules of L-BFGS-B, and the residual of an undamped sweep fell
+        below `tol`. Learning ends at relative changes of the evidence below 3e-4 with the mode, and
+        below 1e-4 for an average.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration. "phase" is its kind: "learning step",
         "pass", "epoch", "iteration" (a sweep), or "integration over hyperparameters", with the
@@ -278,13 +279,14 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
 
     An average weighs nodes by evidence times prior. The variance has a log-normal prior with median
     4 times the latent noise, and standard deviation 1.5 of its log. The length has one about the
-    root of the total variance of the columns, with 0.7. The rate is at most 0.45. Nodes are a
-    grid about the mode [4]_, some 10 of three coordinates, and fewer from 300 rows on. From 601
-    on they are two along each axis about it, weighed by importance sampling. From 150 rows on the
-    mode is found on a third of the rows first, at most 800 and without inducing points. Nodes for
-    labels without errors, with a common length of the columns, are added; as one mode where their
-    share is below .02. Of more than two classes jointly, whose gradient is not exact, nodes are
-    always two along each axis, and one without errors.
+    root of the total variance of the columns, with 0.7. The rate is at most 0.45. Nodes for labels
+    without errors, with a common length of the columns, are added. The more probable of the two
+    models has a grid about its mode [4]_, some 10 nodes of three coordinates, and fewer from 300
+    rows on. The other one, and both from 601 rows on, have two nodes along each axis, weighed by
+    importance sampling. A model with a share below .02 has its mode alone. Of more than two classes
+    jointly, whose gradient is not exact, nodes are always two along each axis, and one without
+    errors. From 150 rows on the mode is found on a third of the rows first; with inducing points
+    from 1001 rows on, on 800 rows at most and without the points.
 
     With the mode, kernel and rate are learned by EP (or power EP), whose evidence is stationary in
     the sites; relaxed EP then runs at these values. Learning adds weak log priors to the evidence:
@@ -440,6 +442,8 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter, the data or the weights are not usable, or if the kernel is not positive
             definite on the data. The estimator is then as it was before.

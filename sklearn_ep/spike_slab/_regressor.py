@@ -190,13 +190,13 @@ class SpikeSlabRegressor(
     models. Rounds of 100 steps end when the share of models with a column has a standard error
     below .005 for every column, or at a limit of work. The limit is three times as large where an
     inclusion has an error above .01, and two columns then change at once in every step. The first
-    quarter is thrown away. A ConvergenceWarning says when the error is above .05. The prior of r /
+    third is thrown away. A ConvergenceWarning says when the error is above .05. The prior of r /
     (1 + r) is then uniform. The expected number of columns is log-uniform between one and m, and
     integrated. Given it, columns are in independently of each other. The number m of independent
     columns has the same sum of squared correlations, so that copies of columns change nothing.
-    Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other algorithms use
-    EP. A step costs O(k^2 d) with k columns in, whatever n: 574 rows of 1,001 variants take one to
-    two CPU seconds.
+    Models of more than 50 columns, if these are more than half of all, use EP, as `groups`,
+    ``hyperparameters="mode"`` and other algorithms do. A step costs O(k^2 d) with k columns in,
+    whatever n: 574 rows of 1,001 variants take one to two CPU seconds.
 
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns
@@ -314,6 +314,8 @@ class SpikeSlabRegressor(
 
         Raises
         ------
+        TypeError
+            If a parameter is of another type than stated, such as a string in place of a number.
         ValueError
             If a parameter or the data are not usable, or squares of X or y leave double precision;
             the estimator is then as it was before.
