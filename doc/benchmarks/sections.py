@@ -223,7 +223,7 @@ PARTS = {
             "normal effects at random variants, with .02 to .4 of the variance (``--replicates "
             "1000 --only SpikeSlab SuSiE``; others as stored, on 200 replicates); SuSiE is "
             "pysusie.",
-            "Log loss of inclusion is 13.5 a replicate. SuSiE's is 17.9, with its zeros taken for "
+            "Log loss of inclusion is 13.5 a replicate. SuSiE's is 18.0, with its zeros taken for "
             "1e-6. Inclusions sum to .99 of the true effects, SuSiE's to 1.73. Columns below .1 "
             "state 1806 effects where there are 1841, SuSiE's 4098 where there are 1927. From .1 "
             "to .2 they state 209 where there are 241, from .3 to .4 95 where there are 78. These "
@@ -287,7 +287,7 @@ PARTS = {
             "Rows of 50 among 100,000 columns, drawn by a power law, in batches of 200 that are "
             "never kept; log loss of the next batch before it is learned from.",
             "Over the last half of the stream the log loss is .475. The best of three learning "
-            "rates of SGDClassifier has .519, in an eighth of the CPU. Memory does not grow.",
+            "rates of SGDClassifier has .519, in a seventh of the CPU. Memory does not grow.",
         ),
         Section(
             "partitions",
