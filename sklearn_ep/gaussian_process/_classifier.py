@@ -310,7 +310,7 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
     where columns have lengths of their own. The prior of the length is log-normal about the root of
     the total variance of the columns, with standard deviation 1. With more than two classes jointly
     the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
-    hundreds predict best. Under one length nodes are a grid about the mode [4]_, 10 to 20 of them,
+    hundreds predict best. Under one length nodes are a grid about the mode [4]_, some 20 of them,
     each two or three sweeps from the next; from 300 rows on they are four.
 
     Where there are several lengths, the deviations of their logs from the mean are N(0, s^2), with
@@ -331,7 +331,7 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
-    be a memory map. With no more points than columns a fit keeps n m numbers as well, up to 1 GB.
+    be a memory map. With no more points than columns a fit keeps n m numbers as well, up to 2 GB.
     Classes share kernel, inducing points and passes. An additive noise variance would only rescale
     the kernel and is no parameter.
 
