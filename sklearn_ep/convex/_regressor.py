@@ -51,7 +51,8 @@ class ConvexVariationalRegressor(
     variance : {"auto", "exact", "monte_carlo"}, default="auto"
         "exact" factorises a matrix of columns, or of fewer rows, at every step, "monte_carlo"
         estimates variances by samples, drawn with products alone. "auto" is "exact" for matrices of
-        up to 2000 columns, and for more where n^2 d is at most 1e9 and n at most d / 2.
+        up to 2000 columns. Without a `prior_operator` it is so for more columns, too, where n^2 d
+        is at most 1e9 and n at most d / 2.
     n_variance_samples : int, default=16
         Samples of "monte_carlo"; their relative error is sqrt(2 / n_variance_samples).
     learn_prior : bool or "auto", default="auto"

@@ -390,7 +390,8 @@ class HierarchicalEPLogistic(
         Raises
         ------
         TypeError
-            If a parameter is of another type than stated, such as a string in place of a number.
+            If a parameter is of another type than stated, such as a string in place of a number, or
+            if labels of groups are not hashable.
         ValueError
             If a parameter, the data, the groups, the weights or the checkpoint are not usable: of
             engines that draw, for instance, with a list of factors. The estimator is then as it was

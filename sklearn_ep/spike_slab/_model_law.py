@@ -15,7 +15,7 @@ from scipy.special import gammaln, logsumexp
 from .._engine.gaussian import row_blocks, triangular_inverses
 from ._hyperparameters import NOISE_FLOOR
 
-_RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
+_RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of 1e-6 beyond
 _FINE = 0.05  # of log ratios: an integral over them to the last digit
 _BATCH = 256  # models that are solved at a time
 _STORED = 2**24  # entries of products of columns
