@@ -392,8 +392,8 @@ PARTS = {
             "Rows in files larger than memory",
             "2 GB of generated rows as a memory map, and as functions that read.",
             "A fit takes 883 MB of private memory of its own for the map, 825 MB for functions. "
-            "Half of it are values of the kernel at 50 inducing points, which passes keep. Learning "
-            "begins with rows of an eighth of a gigabyte.",
+            "Half of it are values of the kernel at 50 inducing points, which passes keep. "
+            "Learning begins with rows of an eighth of a gigabyte.",
         ),
         Section(
             "memory",
