@@ -143,6 +143,25 @@ def test_laplace_without_cavities_has_a_posterior():
     assert np.all(np.isfinite(clf.coef_std_)) and np.all(clf.tau_ > 0.0)
 
 
+@pytest.mark.parametrize("weight", [6.0, pytest.param(40.0, marks=pytest.mark.slow)])
+def test_laplace_agrees_with_ep_where_weights_make_groups_sharp(weight):
+    # at weight 6 it ended stuck, with a residual of 4.7, at 40 with a scale of 7.6 in place of 19
+    rng = np.random.default_rng(0)
+    g, X = np.repeat(np.arange(30), 10), rng.normal(size=(300, 2))
+    effects = rng.normal(size=(30, 2)) * (1.5, 1.0)
+    z = 0.3 + X @ (0.8, -0.5) + effects[g, 0] + effects[g, 1] * X[:, 0]
+    data = dict(y=rng.uniform(size=300) < 1 / (1 + np.exp(-z)), sample_weight=np.full(300, weight))
+    ep, laplace = (
+        HierarchicalEPLogistic(random_slopes=[0], engine=engine, **MODE).fit(X, groups=g, **data)
+        for engine in ("ep", "laplace")
+    )
+    assert laplace.converged_
+    np.testing.assert_allclose(laplace.tau_, ep.tau_, rtol=0.15)
+    np.testing.assert_allclose(laplace.coef_, ep.coef_, rtol=0.1)
+    np.testing.assert_allclose(laplace.coef_std_, ep.coef_std_, rtol=0.1)
+    assert laplace.log_evidence_ == pytest.approx(ep.log_evidence_, abs=0.2)
+
+
 def test_lists_of_partitions_tell_of_small_groups_as_rows_do():
     X, y, g = make_hierarchical_logistic(30, 3, 1, tau=3.0, random_state=0)[:3]
     table, half = np.column_stack([X, g]), len(y) // 2

@@ -130,6 +130,52 @@ def test_marginal_likelihood_against_a_dense_integral():
     assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
 
 
+def steep_rows():
+    """Return groups of ten rows that count forty each, most of one class, and a point phi."""
+    rng = np.random.default_rng(0)
+    group, X = np.repeat(np.arange(12), 10), rng.normal(size=(120, 2))
+    effects = rng.normal(size=(12, 2)) * (3.0, 2.0)
+    z = X @ (0.8, -0.5) + effects[group, 0] + effects[group, 1] * X[:, 0]
+    sign = np.where(rng.uniform(size=120) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
+    design = np.column_stack([np.ones(120), X[:, 0]])
+    return part.arrow_rows(X, sign, np.full(120, 40.0), design, group)
+
+
+@pytest.mark.parametrize("tau", [2.0, 20.0])
+def test_modes_of_effects_are_found_where_weights_and_scales_are_large(tau):
+    # Newton's whole steps went to and fro between two points far from the mode
+    rows = steep_rows()
+    offset, design = rows.X @ (0.8, -0.5), tau * rows.local
+    modes, _ = part.effect_modes(rows, offset, design, np.zeros((12, 2)))
+    z = offset + np.sum(design * modes[rows.group], 1)
+    pull = rows.weight * rows.sign / (1.0 + np.exp(rows.sign * z))
+    slope = np.add.reduceat(pull[:, None] * design, rows.starts) - modes
+    np.testing.assert_allclose(slope, 0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("weight", [1.0, 6.0, 40.0])
+def test_marginal_terms_of_two_effects_against_a_dense_integral(weight):
+    rows = steep_rows().of_groups(np.arange(12) < 4)[0]._replace(weight=np.full(40, weight))
+    phi, step = np.array([0.8, -0.5, np.log(4.2), 0.5, np.log(4.5)]), 1e-4 * np.eye(5)
+    axis = np.linspace(-6.5, 6.5, 401)
+    u = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    log_weight = -0.5 * np.sum(u**2, 1) - np.log(2 * np.pi) + 2 * np.log(axis[1] - axis[0])
+
+    def exact(phi):
+        total, design = 0.0, rows.local @ factor(phi[2:], 2)
+        for start in rows.starts:
+            density = log_weight.copy()
+            for k in range(start, start + 10):
+                density += weight * log_expit(rows.sign[k] * (rows.X[k] @ phi[:2] + u @ design[k]))
+            total += logsumexp(density)
+        return total
+
+    found = part.marginal_terms(rows, phi, 2)
+    assert found.value == pytest.approx(exact(phi), abs=4e-3)
+    slope = [(exact(phi + s) - exact(phi - s)) / 2e-4 for s in step]
+    np.testing.assert_allclose(found.gradient, slope, rtol=1e-2, atol=3e-2)
+
+
 def test_likelihoods_of_draws_with_slopes_against_a_dense_integral():
     rows = rows_of(n=24, q=2, j=3, seed=8)
     phi = np.array([[0.5, -0.3, 0.2, 0.4, 0.3, -0.5], [0.1, 0.2, -0.4, -1.0, 0.0, 0.2]])

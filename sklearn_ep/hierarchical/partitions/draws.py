@@ -65,7 +65,7 @@ def _log_likelihood(rows, phi, q):
 def _adaptive(modes, lower):
     """Yield nodes (S, J, q) and log weights (S, J) of adaptive Gauss-Hermite quadrature."""
     q = modes.shape[2]
-    x, log_rule = part.effect_rule(q)
+    x, log_rule = part.effect_rules(q)[0]
     k = np.arange(q)
     log_scale = 0.5 * q * np.log(2.0 * np.pi) - np.log(lower[..., k, k]).sum(-1)
     for node, log_w in zip(x, log_rule, strict=True):

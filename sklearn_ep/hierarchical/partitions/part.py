@@ -12,6 +12,7 @@ and Hessian by quadrature over each effect: the joint mode of scales and effects
 """
 
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,12 @@ class ArrowRows(NamedTuple):
         """Number of the group of each row, (n,)."""
         ends = np.r_[self.starts[1:], len(self.sign)]
         return np.repeat(np.arange(len(self.starts)), ends - self.starts)
+
+    def of_groups(self, kept):
+        """Return the rows of the groups that are kept (J,), and which rows (n,) those are."""
+        sizes, mine = np.diff(np.r_[self.starts, len(self.sign)])[kept], kept[self.group]
+        X, sign, weight, local = (a[mine] for a in (self.X, self.sign, self.weight, self.local))
+        return ArrowRows(X, sign, weight, local, np.cumsum(sizes) - sizes), mine
 
 
 def of_one_factor(n, designs, codes):
@@ -338,36 +345,59 @@ class SiteTerms(NamedTuple):
     hessian: np.ndarray
 
 
-def effect_rule(q):
-    """Return nodes (k, q) and log weights of a product Gauss-Hermite rule for N(0, I_q).
+# Nodes of each effect, from coarse to fine, by the number of effects of a group.
+_NODES = {0: (1,), 1: (29, 57), 2: (5, 9, 17, 33, 65)}
+_AGREED = 1e-3  # log likelihoods of a group by two rules that differ by less need no finer one
+_HELD = 1_000_000  # row values at nodes held at once
 
-    Of one effect derivatives have to be those of the value where a large scale makes it skewed: of
-    groups of up to 15 rows a mean is off by 2e-5 prior sd at most at a scale of 4, and by 2e-4 at
-    6. With nine nodes it was .006 and .008, and searches went on without a gain.
+
+def effect_rules(q):
+    """Return rules for N(0, I_q), from coarse to fine: nodes (k, q) and log weights of each.
+
+    They are products of Gauss-Hermite rules. Derivatives have to be those of the value where a
+    large scale or large weights make a group skewed: with nine nodes of one effect, or five of each
+    of two, searches went on without a gain. Of one effect in groups of up to 15 rows 29 nodes leave
+    a mean off by 2e-5 prior sd at most at a scale of 4, and by 2e-4 at 6.
     """
-    return hermite_product(({1: 29, 2: 5}.get(q, 3),) * q)
+    return [hermite_product((n,) * q) for n in _NODES.get(q, (3, 5, 9, 17))]
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
     """Return modes (..., J, q) of the effects, and Cholesky factors (..., J, q, q) there.
 
     offset (..., n) is X beta, design (..., n, q) that of the effects; the search starts at `modes`
-    and ends once the longest last step is below tol prior sd. Newton with steps of at most two
-    prior sd: the factor is log-concave, and the bound keeps the first steps of a large scale from
-    overshooting.
+    and ends once the longest next step is below tol prior sd. Newton for a log-concave factor: the
+    steps are of at most two prior sd, and one is halved where the slope at its end points back by
+    more than half of what it began with. Large weights and scales make a factor so steep that whole
+    steps went to and fro.
     """
-    group = rows.group
-    for _ in range(50):
-        z = offset + np.sum(design * modes[..., group, :], -1)
-        residual, curvature = _derivatives(rows, z)
-        slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
-        lower = group_factors(curvature, design, rows.starts)
-        step = gaussian.backward(lower, gaussian.forward(lower, slope[..., None]))[..., 0]
-        longest = np.max(np.abs(step), axis=-1, keepdims=True, initial=0.0)
-        modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
-        if longest.max() < tol:
+    slope, lower = _slopes_of_effects(rows, offset, design, modes)
+    step = _step_of_effects(slope, lower)
+    for _ in range(100):
+        if np.max(np.abs(step), initial=0.0) < tol:
             break
+        new_slope, new_lower = _slopes_of_effects(rows, offset, design, modes + step)
+        held = np.sum((new_slope + 0.5 * slope) * step, axis=-1) >= 0.0
+        modes = modes + np.where(held[..., None], step, 0.0)
+        slope = np.where(held[..., None], new_slope, slope)
+        lower = np.where(held[..., None, None], new_lower, lower)
+        step = np.where(held[..., None], _step_of_effects(slope, lower), 0.5 * step)
     return modes, lower
+
+
+def _slopes_of_effects(rows, offset, design, effects):
+    """Return slopes (..., J, q) of the log density of effects, and Cholesky factors of minus H."""
+    z = offset + np.sum(design * effects[..., rows.group, :], -1)
+    residual, curvature = _derivatives(rows, z)
+    slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - effects
+    return slope, group_factors(curvature, design, rows.starts)
+
+
+def _step_of_effects(slope, lower):
+    """Return Newton's steps (..., J, q), of at most two prior sd."""
+    step = gaussian.backward(lower, gaussian.forward(lower, slope[..., None]))[..., 0]
+    longest = np.max(np.abs(step), axis=-1, keepdims=True, initial=0.0)
+    return step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
 
 
 def _derivatives(rows, z):
@@ -387,33 +417,87 @@ def _louis(score, share):
 def marginal_terms(rows, phi, q):
     """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
-    Adaptive Gauss-Hermite quadrature about the modes of the effects; gradient and Hessian by Louis'
-    identity over the same nodes. O(n D^2) and a product with X for each of the 29 nodes (5^2 for q
-    = 2).
+    Adaptive Gauss-Hermite quadrature about the modes of the effects, by the coarsest rule for each
+    group that agrees with the next; gradient and Hessian by Louis' identity over the same nodes.
+    O(n D^2) and a product with X for each of at least 29 nodes (5^2 for q = 2).
     """
     d = rows.X.shape[1]
     offset, design = rows.X @ phi[:d], rows.local @ _scales.factor(phi[d:], q)
-    modes, lower = effect_modes(rows, offset, design, np.zeros((len(rows.starts), q)))
-    x, log_weight = effect_rule(q)
-    u, group = modes + gaussian.backward(lower, x[:, None, :, None])[..., 0], rows.group
-    z = offset + np.einsum("nq,knq->kn", design, u[:, group])
-    density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
-    k = np.arange(q)
-    density += (log_weight + 0.5 * np.sum(x**2, 1))[:, None]
-    density -= 0.5 * np.sum(u**2, 2) + np.log(lower[:, k, k]).sum(1)
-    total = logsumexp(density, axis=0)
-    share = np.exp(density - total)
-    residual, curvature = _derivatives(rows, z)
-    curvature *= share[:, group]
-    slope = np.einsum("tnq,knq->tkn", rows.local @ _scales.tangent(phi[d:], q), u[:, group])
-    of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
-    score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
-    gradient, hessian = _louis(score, share)
-    cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
-    hessian[:d, :d] -= gaussian.weighted_gram(rows.X, curvature.sum(0))
-    hessian[d:, :d] -= cross
-    hessian[:d, d:] -= cross.T
-    hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
+    start = np.zeros((len(rows.starts), q))
+    about = _AboutModes(rows, offset, design, *effect_modes(rows, offset, design, start))
+    tangent = _scales.tangent(phi[d:], q)
+    value, gradient, hessian = 0.0, np.zeros(len(phi)), np.zeros((len(phi), len(phi)))
+    for some, rule in _ruled(about, effect_rules(q)):
+        found = _terms_by_rule(some, rule, tangent)
+        value, gradient, hessian = value + found[0], gradient + found[1], hessian + found[2]
     bent = d + _scales.diagonal_positions(q)
     hessian[bent, bent] += gradient[bent]
-    return SiteTerms(float(total.sum()), gradient, hessian)
+    return SiteTerms(float(value), gradient, hessian)
+
+
+class _AboutModes(NamedTuple):
+    """Rows with offset (n,) and design (n, q) of the effects, and the `effect_modes` of groups."""
+
+    rows: ArrowRows
+    offset: np.ndarray
+    design: np.ndarray
+    modes: np.ndarray
+    lower: np.ndarray
+
+    def take(self, kept):
+        """Return some of the groups, which are kept (J,)."""
+        rows, mine = self.rows.of_groups(kept)
+        found = self.offset[mine], self.design[mine], self.modes[kept], self.lower[kept]
+        return _AboutModes(rows, *found)
+
+    def at_nodes(self, rule):
+        """Return effects (k, J, q), predictors (k, n), log likelihoods (J,), shares (k, J)."""
+        (x, log_weight), rows, k = rule, self.rows, np.arange(self.design.shape[1])
+        u = self.modes + gaussian.backward(self.lower, x[:, None, :, None])[..., 0]
+        z = self.offset + np.einsum("nq,knq->kn", self.design, u[:, rows.group])
+        density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
+        density += (log_weight + 0.5 * np.sum(x**2, 1))[:, None]
+        density -= 0.5 * np.sum(u**2, 2) + np.log(self.lower[:, k, k]).sum(1)
+        total = logsumexp(density, axis=0)
+        return u, z, total, np.exp(density - total)
+
+
+def _ruled(about, rules):
+    """Yield blocks of groups and the rule of each: the coarsest that agrees with the next."""
+    for coarse, fine in pairwise(rules):
+        agreed = np.abs(_values(about, fine) - _values(about, coarse)) < _AGREED
+        yield from ((some, coarse) for some in _blocks(about.take(agreed), coarse))
+        about = about.take(~agreed)
+    yield from ((some, rules[-1]) for some in _blocks(about, rules[-1]))
+
+
+def _values(about, rule):
+    """Return the log likelihoods (J,) of groups by a rule."""
+    blocks = [some.at_nodes(rule)[2] for some in _blocks(about, rule)]
+    return np.concatenate([np.empty(0), *blocks])
+
+
+def _blocks(about, rule):
+    """Return blocks of groups whose predictors at the nodes of a rule fit in memory."""
+    n_groups, number = len(about.modes), np.arange(len(about.modes))
+    width = len(rule[0]) * len(about.offset) // max(n_groups, 1)
+    blocks = gaussian.row_blocks(n_groups, width, _HELD)
+    if len(blocks) == 1:
+        return [about]
+    return [about.take((number >= b.start) & (number < b.stop)) for b in blocks]
+
+
+def _terms_by_rule(about, rule, tangent):
+    """Return value, gradient (P,) and Hessian (P, P) in beta and, for dL / dtheta, in theta."""
+    rows = about.rows
+    u, z, total, share = about.at_nodes(rule)
+    residual, curvature = _derivatives(rows, z)
+    curvature *= share[:, rows.group]
+    slope = np.einsum("tnq,knq->tkn", rows.local @ tangent, u[:, rows.group])
+    of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
+    score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
+    gradient, spread = _louis(score, share)
+    cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
+    gram = gaussian.weighted_gram(rows.X, curvature.sum(0))
+    bent = np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
+    return total.sum(), gradient, spread - np.block([[gram, cross.T], [cross, bent]])
