@@ -27,8 +27,8 @@ from .._engine.hyper import Average, find_mode, integrate, log_weights_without
 from .._engine.likelihoods import Probit
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.rows import find_copies, taken_copies
-from .._engine.rules import MomentMatching
-from .._engine.sites import Sites, cavity, site_change
+from .._engine.rules import match_moments
+from .._engine.sites import Sites, cavity, removable, site_change
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import BinaryFit, run_attributes
 from ._energy import EPEnergy, descend
@@ -51,7 +51,14 @@ LARGEST_INTEGRATED = 2_000_000
 # Draws that tell the inclusions of correlated columns, orders in which those of a node are drawn.
 _N_DRAWS, _ORDERS = 4000, 2
 _LEAST_NUMBER = 100  # effective draws: a standard error of an inclusion is then .05 at most
-PROBIT, MATCH = Probit(), MomentMatching()
+PROBIT = Probit()
+# Share of the precision of its marginal that the cavity of a row keeps. A column that varies in one
+# row alone leaves its latent value next to nothing but that site, and columns may have sites of
+# negative precision: the marginal took the place of cavities that were lost, and row and column
+# went to and fro across that edge. Of 45 sets with such a column 8 did not settle, with .01, .03,
+# .1 and .3 there are 1, 0, 1 and 0. Inclusions of it on six, by Gibbs sampling, were off by .09 in
+# the mean, with .01 to .3 by .04 to .05.
+_KEPT = 0.03
 
 
 class _ProbitSweeps(NamedTuple):
@@ -224,8 +231,12 @@ class ProbitState:
             self.columns = descend(start, max_iter=_SWEEPS.descents, tol=tol).evaluation.payload
         self.mean = self.intercept.base + self._centred(slice(None)) @ self.columns.mean
         self.var = self._latent_variance()
-        latent = self.mean, self.var
-        self.update = MATCH(PROBIT, problem.y, self.rows, *latent, weight=problem.weight)
+        share = self.rows.precision * self.var
+        copies = np.minimum(
+            removable(share, problem.weight), (1.0 - _KEPT) / np.maximum(share, 0.5)
+        )
+        without = cavity(self.rows, self.mean, self.var, copies)
+        self.update = match_moments(PROBIT, problem.y, self.rows, without, 0.0)
 
     def evaluation(self, columns):
         """Return the `Evaluation` whose target has the update of the rows and sites of columns."""

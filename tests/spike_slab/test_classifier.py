@@ -360,3 +360,16 @@ def test_what_is_learned_is_calibrated():
             sums = np.sum(np.where(own, gap, 0.0), axis=1)
             variance = max(np.sum(sums**2), np.sum(p[own] * (1 - p[own])))
             assert abs(sums.sum()) < 3.3 * np.sqrt(variance)
+
+
+def test_a_column_that_varies_in_one_row_alone_settles():
+    """Its inclusion is .475 by Gibbs sampling; row and column went to and fro for 100 sweeps."""
+    rng = np.random.default_rng(4)
+    X, size = rng.standard_normal((60, 10)), rng.integers(3, 11)
+    y = np.zeros(60, int)
+    y[np.argsort(-(X[:, 0] + rng.standard_normal(60)))[:size]] = 1
+    X[:, -1] = 0.0
+    X[rng.choice(np.flatnonzero(y)), -1] = 1.0
+    est = SpikeSlabClassifier(hyperparameters="mode").fit(X, y)
+    assert est.converged_ and est.n_iter_ < 40
+    assert est.inclusion_proba_[-1] == pytest.approx(0.475, abs=0.05)
