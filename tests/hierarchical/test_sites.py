@@ -141,11 +141,11 @@ def steep_rows():
     return part.arrow_rows(X, sign, np.full(120, 40.0), design, group)
 
 
-@pytest.mark.parametrize("tau", [2.0, 20.0])
+@pytest.mark.parametrize("tau", [4.0, 8.0, 20.0])
 def test_modes_of_effects_are_found_where_weights_and_scales_are_large(tau):
     # Newton's whole steps went to and fro between two points far from the mode
     rows = steep_rows()
-    offset, design = rows.X @ (0.8, -0.5), tau * rows.local
+    offset, design = rows.X @ (8.0, -5.0), tau * rows.local
     modes, _ = part.effect_modes(rows, offset, design, np.zeros((12, 2)))
     z = offset + np.sum(design * modes[rows.group], 1)
     pull = rows.weight * rows.sign / (1.0 + np.exp(rows.sign * z))
