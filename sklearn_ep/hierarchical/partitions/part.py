@@ -345,10 +345,17 @@ class SiteTerms(NamedTuple):
     hessian: np.ndarray
 
 
-# Nodes of each effect, from coarse to fine, by the number of effects of a group.
-_NODES = {0: (1,), 1: (29, 57), 2: (5, 9, 17, 33, 65)}
-_AGREED = 1e-3  # log likelihoods of a group by two rules that differ by less need no finer one
-_HELD = 1_000_000  # row values at nodes held at once
+class _Rules(NamedTuple):
+    """Quadrature over the effects of groups."""
+
+    one: tuple = (29, 57)  # nodes of each effect, from coarse to fine, where a group has one
+    two: tuple = (5, 9, 17, 33, 65)
+    more: tuple = (3, 5, 9, 17)
+    agreed: float = 1e-3  # log likelihoods of a group that differ by less need no finer rule
+    held: int = 1_000_000  # row values at nodes held at once
+
+
+_RULES = _Rules()
 
 
 def effect_rules(q):
@@ -359,7 +366,8 @@ def effect_rules(q):
     of two, searches went on without a gain. Of one effect in groups of up to 15 rows 29 nodes leave
     a mean off by 2e-5 prior sd at most at a scale of 4, and by 2e-4 at 6.
     """
-    return [hermite_product((n,) * q) for n in _NODES.get(q, (3, 5, 9, 17))]
+    numbers = {0: (1,), 1: _RULES.one, 2: _RULES.two}.get(q, _RULES.more)
+    return [hermite_product((n,) * q) for n in numbers]
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
@@ -465,7 +473,7 @@ class _AboutModes(NamedTuple):
 def _ruled(about, rules):
     """Yield blocks of groups and the rule of each: the coarsest that agrees with the next."""
     for coarse, fine in pairwise(rules):
-        agreed = np.abs(_values(about, fine) - _values(about, coarse)) < _AGREED
+        agreed = np.abs(_values(about, fine) - _values(about, coarse)) < _RULES.agreed
         yield from ((some, coarse) for some in _blocks(about.take(agreed), coarse))
         about = about.take(~agreed)
     yield from ((some, rules[-1]) for some in _blocks(about, rules[-1]))
@@ -481,7 +489,7 @@ def _blocks(about, rule):
     """Return blocks of groups whose predictors at the nodes of a rule fit in memory."""
     n_groups, number = len(about.modes), np.arange(len(about.modes))
     width = len(rule[0]) * len(about.offset) // max(n_groups, 1)
-    blocks = gaussian.row_blocks(n_groups, width, _HELD)
+    blocks = gaussian.row_blocks(n_groups, width, _RULES.held)
     if len(blocks) == 1:
         return [about]
     return [about.take((number >= b.start) & (number < b.stop)) for b in blocks]
