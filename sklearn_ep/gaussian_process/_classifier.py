@@ -332,6 +332,7 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
     be a memory map. With no more points than columns a fit keeps n m numbers as well, up to 2 GB.
+    From 10,000 rows on learning begins with some of them, of which up to 1/8 GB is copied.
     Classes share kernel, inducing points and passes. An additive noise variance would only rescale
     the kernel and is no parameter.
 
