@@ -61,6 +61,15 @@ class WeightDraws(NamedTuple):
 _DRAWS = WeightDraws()
 
 
+def _splits(cv, X, y, seen):
+    """Return (train, test) of the folds.
+
+    Only rows that are `seen` train: a class whose rows in a fold have weight zero is not in it.
+    """
+    rows, folds = np.arange(len(y)), check_cv(cv, y, classifier=True).split(X, y)
+    return [(rows[train][seen[train]], test) for train, test in folds]
+
+
 def _posterior_of_weights(log_p, count):
     """Return mean and sd (K,) of weights, from log probabilities (n, K) of rows seen count times.
 
@@ -318,7 +327,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
         # the same folds for all parts: a splitter may draw others, or give none, when asked again
-        cv = None if self.cv is None else list(check_cv(self.cv, y, classifier=True).split(X, y))
+        cv = None if self.cv is None else _splits(self.cv, X, y, seen)
         tasks = [(fit_part, name, part, X, y, sample_weight, cv, warned) for name, part in named]
         parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
         proba = np.array(each)

@@ -117,6 +117,22 @@ def test_every_outer_step_raises_the_bound(q, n, bound, seed):
     assert all(phi(widths(rng, q)) > best for _ in range(10))
 
 
+@pytest.mark.parametrize("seed", [22, 27, 54])
+def test_whole_steps_that_lead_away_are_halved(seed):
+    # rows next to separable ones under a wide prior: whole steps went to and fro, further each time
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(100, 3))
+    y = (X[:, 0] > 0).astype(int)
+    flipped = np.argsort(np.abs(X[:, 0]))[: rng.integers(1, 4)]
+    y[flipped] = 1 - y[flipped]
+    found = ConvexVariationalLogistic(prior_variance=3000.0).fit(X, y)
+    assert found.converged_ and found.n_iter_ <= 10
+    slow = ConvexVariationalLogistic(prior_variance=3000.0, damping=0.3, max_iter=200, tol=1e-6)
+    slow.fit(X, y)
+    np.testing.assert_allclose(found.coef_, slow.coef_, atol=1e-2 * slow.coef_std_.max())
+    assert found.log_evidence_ == pytest.approx(slow.log_evidence_, abs=1e-4)
+
+
 def test_diagnosis_says_what_the_local_bound_of_heavy_tails_costs():
     X, y = np.random.default_rng(0).standard_normal((60, 2)), np.arange(60) % 2
     told = [
