@@ -292,13 +292,18 @@ class ProbitState:
     def log_left_out(self, group, taken):
         """Log probabilities (n,) of the labels without each row, as many as `taken` of its copies.
 
-        By cavities; where a row has next to all of the leverage, by a run without it.
+        By cavities; where a row has next to all of the leverage, by a run without it, one for all
+        rows that are equal.
         """
         own = cavity(self.rows, self.mean, self.var, taken)
         log_p = PROBIT.tilted(self.problem.y, own.mean, own.var).log_z
         alone = taken * self.rows.precision * self.var > _SWEEPS.leverage
+        known: dict[Any, float] = {}
         for i in np.flatnonzero(alone):
-            log_p[i] = self._without(i, group, taken[i], log_p[i])
+            copies = group[i], self.problem.y[i], taken[i]
+            if copies not in known:
+                known[copies] = self._without(i, group, taken[i], log_p[i])
+            log_p[i] = known[copies]
         return log_p
 
     def _without(self, row, group, taken, otherwise):

@@ -13,6 +13,7 @@ from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import SpikeSlabClassifier
+from sklearn_ep.spike_slab import _probit
 from sklearn_ep.spike_slab._prior import SpikeSlab
 from sklearn_ep.spike_slab._probit import ProbitRegression
 
@@ -92,6 +93,18 @@ def test_a_row_of_all_the_leverage_is_left_out_by_a_run_without_it(seed):
     weight = np.append(2.0, np.ones(59))
     weighted = SpikeSlabClassifier().fit(X, y, sample_weight=weight).loo_proba_
     np.testing.assert_allclose(twice, np.append(weighted, weighted[0]), rtol=1e-6)
+
+
+def test_rows_of_all_the_leverage_that_are_equal_share_a_run_without_them(monkeypatch):
+    """One run a row takes a hundred rows of a column of two values a minute."""
+    X, y = np.repeat([-2.0, 0.5], [8, 20])[:, None], np.repeat([1, 0], [8, 20])
+    runs, run_near = [], _probit.run_near
+    monkeypatch.setattr(_probit, "run_near", lambda *given: runs.append(given) or run_near(*given))
+    clf = SpikeSlabClassifier(**GIVEN).fit(X, y)
+    assert len(runs) == 2
+    weighted = SpikeSlabClassifier(**GIVEN).fit(X[[0, 8]], [1, 0], sample_weight=[8.0, 20.0])
+    np.testing.assert_allclose(clf.loo_proba_[[0, 8]], weighted.loo_proba_, rtol=1e-6)
+    assert np.all(clf.loo_proba_ == np.repeat(clf.loo_proba_[[0, 8]], [8, 20]))
 
 
 def solved(h, X, y, tol=1e-11, max_iter=1000):
