@@ -228,7 +228,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         heaviest node. In a joint posterior precisions p of the classes add diag(p) - p p' / sum(p).
         For rows in memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
-        Posterior variance of the predictor of each training row. For rows in memory only.
+        Posterior variance of the predictor of each training row, nan for rows of weight zero. For
+        rows in memory only.
     multi_class_ : str
         "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
     variance_method_ : str

@@ -190,7 +190,10 @@ def _fit_exact(problem, y, monitor):
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
     first = class_sites.empty_sites(y, problem.n_classes) if last is None else last
-    of_scale, found = problem.prior.of_scale, {0.0: first}
+    # the first sites belong to where the search begins: a fixed place would be in units of X
+    of_scale = problem.prior.of_scale
+    at = 0.0 if of_scale is None else of_scale.centre()
+    found = {at: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
@@ -216,7 +219,8 @@ def _fit_exact(problem, y, monitor):
         evidence = result.evaluation.record["log_evidence"]
         return FactorAt.of(at, of_scale, evidence, squares, known)
 
-    at = 0.0 if of_scale is None else best_log_factor(of_scale, place)
+    if of_scale is not None:
+        at = best_log_factor(of_scale, place)
     _, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     told = dict(scale=float(np.exp(at)), dof=payload[0].dof, last=result.x)

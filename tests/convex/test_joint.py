@@ -114,6 +114,16 @@ def test_the_search_for_the_prior_variance_does_not_end_where_the_evidence_rises
     assert higher.log_evidence_ + prior < est.log_evidence_ + 0.3
 
 
+def test_the_search_for_the_prior_variance_does_not_depend_on_the_unit_of_the_columns():
+    """Each place begins at sites of one that was looked at, the first one without any."""
+    X, y = toy(60, 4, d=12, seed=2)
+    relative = [
+        ConvexVariationalLogistic(calibration=None).fit(c * X, y).prior_variance_ * c**2
+        for c in 2.0 ** np.arange(-4, 5)
+    ]
+    np.testing.assert_allclose(relative, relative[0], rtol=1e-6)
+
+
 def test_fits_by_weights_below_one_settle():
     """Cavities of such rows come to an edge where less of a site is there than they would lack."""
     X, y = load_wine(return_X_y=True)
