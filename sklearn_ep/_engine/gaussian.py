@@ -374,6 +374,19 @@ def covariance_root(cov: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
 
 
+def root_for_draws(cov: np.ndarray) -> np.ndarray:
+    """Return R with R R' = cov but for a relative jitter, in place, that draws do not show.
+
+    Rows of draws may repeat, so that the matrix is singular. It is the difference of a prior and
+    what is explained: where these are far larger, rounding leaves no Cholesky factor.
+    """
+    add_to_diagonal(cov, 1e-10 * (1.0 + np.diagonal(cov).max()))
+    try:
+        return checked_cholesky(cov)
+    except ImproperPosterior:
+        return covariance_root(cov)
+
+
 def with_data(B: Any, data: np.ndarray) -> Any:
     """Return a CSR matrix of other entries without a copy of the structure."""
     return type(B)((data, B.indices, B.indptr), shape=B.shape)

@@ -8,11 +8,10 @@ hyperparameters.
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cholesky
 from scipy.special import log_softmax, ndtri, softmax
 
 from .._engine.class_sites import contrast_variances
-from .._engine.gaussian import add_to_diagonal, covariance_root, row_blocks
+from .._engine.gaussian import covariance_root, root_for_draws, row_blocks
 from .._engine.hyper import even_points, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.left_out import scaled
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
@@ -129,14 +128,12 @@ def label_log_prob(link, draws):
 
 
 def draw_latent(posterior, X, n_samples, rng):
-    """Joint draws (n_samples, n) of the latent function, by the posterior's own way or Cholesky."""
+    """Joint draws (n_samples, n) of the latent function, by the posterior's own way or a root."""
     if hasattr(posterior, "draw"):
         return posterior.draw(X, n_samples, rng)
     mean, _ = posterior.latent(X)
-    cov = posterior.covariance(X, X)
-    # rows may repeat, so the matrix may be singular: a relative jitter changes nothing visible
-    add_to_diagonal(cov, 1e-10 * (1.0 + np.diagonal(cov).max()))
-    return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
+    root = root_for_draws(posterior.covariance(X, X))
+    return mean + rng.standard_normal((n_samples, len(mean))) @ root.T
 
 
 def draw_log_prob(posterior, link, X, n_samples, rng):

@@ -374,7 +374,7 @@ class JointGPPosterior:
         shared = rng.standard_normal((n_samples, len(k)))
         for c in range(self.n_classes):
             P, Q = self.spread.halves(c, k)
-            lower = gaussian.jittered_cholesky(prior - k.T @ P, 1e-10, largest=1e-6)[0]
-            own = rng.standard_normal((n_samples, len(X))) @ lower.T
+            root = gaussian.root_for_draws(prior - k.T @ P)
+            own = rng.standard_normal((n_samples, len(X))) @ root.T
             draws[:, :, c] = k.T @ self.alpha[:, c] + own + shared @ Q
         return draws

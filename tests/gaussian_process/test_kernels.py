@@ -273,3 +273,22 @@ def test_a_far_origin_changes_nothing_of_more_columns_than_rows(model):
     )
     assert_allclose(moved.loo_proba_, near.loo_proba_, rtol=1e-6)
     assert_allclose(moved.predict_proba(far), near.predict_proba(X), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*half the range of a column:UserWarning")
+@pytest.mark.parametrize(
+    ("model", "n_classes"),
+    [
+        (EPGaussianProcessClassifier(method="sparse", n_inducing=20, random_state=0), 2),
+        (EPGaussianProcessClassifier(method="sparse", n_inducing=20, multi_class="joint"), 3),
+        (EPGaussianProcessClassifier(method="dense", optimizer=None), 3),
+    ],
+)
+def test_draws_where_prior_variances_are_far_above_those_of_the_posterior(model, n_classes):
+    """Linear functions of a column in the hundreds: rounding leaves no Cholesky factor."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([5.0 * rng.integers(1, 160, 47), rng.normal(size=47)])
+    y = rng.integers(n_classes, size=47)
+    fit = clone(model).set_params(kernel=1.0 * DotProduct(1.0), random_state=0).fit(X, y)
+    mean = fit.sample_proba(X, 1000, random_state=0).mean(axis=0)
+    np.testing.assert_allclose(mean, fit.predict_proba(X), atol=0.08)

@@ -241,10 +241,8 @@ class JointInducingPosterior:
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
         W = self.prior.whiten(X)[0]
-        left = self.prior.kernel(X) - W @ W.T
-        gaussian.add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
-        lower = gaussian.checked_cholesky(left)
+        root = gaussian.root_for_draws(self.prior.kernel(X) - W @ W.T)
         e = rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse
         e = e.reshape(n_samples, *self.coef.shape)
-        own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
+        own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ root.T
         return ((self.coef + e) @ W.T + own).transpose(0, 2, 1)
