@@ -45,6 +45,19 @@ def stacked(proba, **fit):
     return BayesianStackingClassifier(parts).fit(X, y, **fit)
 
 
+def test_rows_of_weight_zero_train_no_fold():
+    """A class has one row of weight, so that no fold without that row knows it."""
+    rng = np.random.default_rng(0)
+    X, weight = rng.normal(size=(60, 2)), np.repeat([1.0, 0.0, 1.0], [1, 3, 56])
+    y = np.where(np.arange(60) < 4, 2, X[:, 0] > 0)
+    parts = [("linear", ConvexVariationalLogistic()), ("plain", LogisticRegression())]
+    splits = [(np.arange(60) % 3 != k, np.flatnonzero(np.arange(60) % 3 == k)) for k in range(3)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Number of classes", RuntimeWarning)
+        loo = BayesianStackingClassifier(parts, cv=splits).fit(X, y, weight).loo_proba_
+    assert_array_equal(np.isnan(loo), np.arange(60) < 4)
+
+
 def exact_weights(proba, count, n_angles):
     """Return mean and sd of two or three weights, whose roots are uniform on the sphere."""
     angle = (np.arange(n_angles) + 0.5) / n_angles * np.pi / 2
