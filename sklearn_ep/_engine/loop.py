@@ -305,6 +305,7 @@ class _Iteration:
     repair: Repair | None
     accept: Callable[[Evaluation, Evaluation], bool] | None
     halvings: int
+    backtracks: int
     n_halved: int = 0
     stuck: bool = False
     current: Any = None
@@ -333,9 +334,13 @@ class _Iteration:
         if self.accept is None:
             before, target = None, target if self.repair is None else None
         new, halved = yield from self._proper(proposal, target, self.step)
-        if self._refused(before):
-            plain = self._admitted(self.x + self.damping * (target - self.x), target)
-            new, halved = yield from self._proper(plain, target, self.damping)
+        refused, shares = self._refused(before), 0.5 ** np.arange(self.backtracks + 1)
+        for share in self.damping * shares:
+            if not refused:
+                break
+            plain = self._admitted(self.x + share * (target - self.x), target)
+            new, halved = yield from self._proper(plain, target, share)
+            refused = self._refused(before) and self.found.residual > before.residual
         if halved and self.acceleration is not None:
             self.acceleration.reset()
         self.n_halved += halved
@@ -399,6 +404,7 @@ def iterate(
     give_up_after: int = 60,
     fallback_damping: float = 0.5,
     halvings: int = 12,
+    backtracks: int = 0,
 ) -> Result:
     """Find the fixed point of `evaluate`.
 
@@ -421,12 +427,13 @@ def iterate(
         `repair(proposal, x, target)` returns an admissible proposal.
     accept : callable or None, default=None
         `accept(current, candidate)` judges an accelerated step; one that is refused is replaced by
-        the plain step, at the price of one more evaluation, and the memory is dropped.
+        the plain step, at the price of one more evaluation, and the memory is dropped. A plain step
+        that is refused, too, and makes the residual larger is halved up to `backtracks` times.
     monitor : Monitor, default=SILENT
         Told of each iteration; may stop the loop.
     undamped_start : bool, default=False
         Take the first step whole: right from empty sites, where nothing can overshoot.
-    give_up_after, fallback_damping, halvings : int, float, int
+    give_up_after, fallback_damping, halvings, backtracks : int, float, int, int
         See above; `halvings` bounds how often one step is shortened to stay proper.
 
     Returns
@@ -439,7 +446,7 @@ def iterate(
         state that no shortened step leaves for a proper one.
     """
     step = damping if acceleration is None else min(damping, fallback_damping)
-    run = _Iteration(x, damping, step, acceleration, repair, accept, halvings)
+    run = _Iteration(x, damping, step, acceleration, repair, accept, halvings, backtracks)
     trace, reason = Trace(monitor), None
     del x  # the start, too, may be as long as the data
     while reason is None:

@@ -114,8 +114,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         columns). Sampled variances always go with conjugate gradients. With an infinite
         `intercept_prior_variance` there is no "dual".
     damping : float, default=1.0
-        Share of an outer step that is taken, in (0, 1]. 1 is undamped; the bound rises with it,
-        too.
+        Share of an outer step that is taken, in (0, 1]. 1 is undamped. A step that lowers the bound
+        and leads away from the fixed point is halved.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
         partitions may be three times as many, and so may those that learn a scale from sampled

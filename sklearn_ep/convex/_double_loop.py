@@ -339,8 +339,9 @@ class ExactFit:
         about = self.design.counting(), self.sites, self.prior, self.system
         loop = DoubleLoop(*about, *inner, of_scale)
         acceleration = Anderson(depth=5, mixing=limits.damping, max_change=3.0)
-        steps = dict(acceleration=acceleration, accept=not_lower, monitor=monitor, **limits.outer)
-        return loop, iterate(loop.evaluate, loop.start(last), **steps)
+        # whole steps go to and fro, further each time, next to separable rows under a wide prior
+        steps = dict(acceleration=acceleration, accept=not_lower, backtracks=3, monitor=monitor)
+        return loop, iterate(loop.evaluate, loop.start(last), **steps, **limits.outer)
 
     def __call__(self, phi, near):
         """Return the `Node` at phi (1,) from a neighbour; None where there is none."""
