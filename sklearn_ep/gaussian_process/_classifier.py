@@ -36,7 +36,7 @@ def _check_inducing_parameters(estimator):
     elif estimator.method == "sparse" or estimator._asks_for_inducing:
         raise ValueError("a callable optimizer belongs to method='dense'.")
     checks.check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
-    checks.check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
+    checks.check_positive("learning_rate", estimator.learning_rate, finite=True)
     checks.check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
     checks.check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
     if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":

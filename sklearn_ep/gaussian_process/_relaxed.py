@@ -407,7 +407,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         else:
             checks.check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
         checks.check_number("no_errors", self.no_errors, 0, 1, boundaries="left")
-        checks.check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
+        checks.check_positive("latent_noise", self.latent_noise, finite=True)
         checks.check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
         checks.check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         checks.check_choice("schedule", self.schedule, ["parallel", "sequential"])
