@@ -1,7 +1,7 @@
 """Workers killed at random times: each fit ends with the undisturbed answer or one clear error.
 
     python doc/benchmarks/kills.py                  200 kills over all kinds of fits
-    python doc/benchmarks/kills.py --quick          one kill a kind, two minutes
+    python doc/benchmarks/kills.py --quick          one kill a kind, three minutes
     python doc/benchmarks/kills.py --kills 20 --first 7
 
 Each fit runs on two processes of joblib, of which a thread kills one by SIGKILL at a random time of
