@@ -80,8 +80,8 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         With a fifth of the labels wrong the mean log loss of 34 tables of 100 to 300 rows is .282
         (.291 with one length). With none wrong it is .215 (.217). Either takes 1.7 times the time.
         A kernel that does not require vectors (strings, graphs) takes the rows of X as they are,
-        with the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning
-        says so.
+        with the dense method. Where `kernel_` is at a bound of a given kernel a ConvergenceWarning
+        says so; the mean of an average seldom is.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
