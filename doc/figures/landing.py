@@ -216,6 +216,6 @@ CARDS = {
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     themed("landing", (6.4, 3.8), draw_gain)
-    themed("ranks", (4.0, 3.8), draw_ranks)
+    themed("ranks", (4.0, 4.6), draw_ranks)
     for name, draw in CARDS.items():
         themed(name, (2.6, 1.5), draw)
