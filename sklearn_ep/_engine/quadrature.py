@@ -147,29 +147,31 @@ def logistic_moments(
     mean, var = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(var, dtype=float))
     reflect = mean < -0.5 * var
     centre, spread = np.where(reflect, -mean - var, mean).ravel(), var.ravel()
-    out, above = np.empty((3, mean.size)), -1.0  # a variance of zero is in the first range
-    for limit, moments, terms in _rules_by_variance(rough):
-        rows = np.flatnonzero((spread > above) & (spread <= limit))
+    out, (limits, rules) = np.empty((3, mean.size)), _rules_by_variance(rough)
+    rule_of = np.searchsorted(limits, spread)
+    for number in np.flatnonzero(np.bincount(rule_of)):
+        rows, (moments, terms) = np.flatnonzero(rule_of == number), rules[number]
         for block in row_blocks(len(rows), len(terms[0]), _MOST_TERMS):
             own = rows[block]
-            out[:, own] = moments(centre[own], spread[own], *(x[:, None] for x in terms))
-        above = limit
+            out[:, own] = moments(centre[own], spread[own], *terms)
     log_z, gradient, curvature = out.reshape(3, *mean.shape)
     log_z = np.where(reflect, mean + 0.5 * var + log_z, log_z)
     return log_z, np.where(reflect, 1.0 - gradient, gradient), curvature
 
 
 @lru_cache
-def _rules_by_variance(rough: bool) -> list[tuple[float, Any, tuple[np.ndarray, ...]]]:
-    """Return the largest variance, the moments and the terms (q,) of each rule."""
+def _rules_by_variance(rough: bool) -> tuple[list[float], list[tuple[Any, Any]]]:
+    """Return largest variances of the rules but the last, and moments of each with terms (q, 1)."""
     # Gauss-Hermite rules have an error of 1e-9 up to these
-    sizes = (0.1, 9), (0.4, 16), (1.0, 32)
-    rules: list[Any] = [(limit, _hermite_moments, gauss_hermite(n)) for limit, n in sizes]
+    limits, hermite = [0.1, 0.4, 1.0], [gauss_hermite(n) for n in (9, 16, 32)]
     if rough:
-        terms = [(10.0, (_FIVE_SLOPES**-2.0, _FIVE_WEIGHTS)), (np.inf, _gauss_scales(5))]
+        limits, terms = [*limits, 10.0], [(_FIVE_SLOPES**-2.0, _FIVE_WEIGHTS), _gauss_scales(5)]
     else:
-        terms = [(2.0, _logistic_scales()), (10.0, _gauss_scales(14)), (np.inf, _gauss_scales(10))]
-    return rules + [(limit, _mixture_moments, own) for limit, own in terms]
+        limits += [2.0, 10.0]
+        terms = [_logistic_scales(), _gauss_scales(14), _gauss_scales(10)]
+    rules: Any = [(_hermite_moments, own) for own in hermite]
+    rules += [(_mixture_moments, own) for own in terms]
+    return limits, [(moments, [x[:, None] for x in own]) for moments, own in rules]
 
 
 def _hermite_moments(

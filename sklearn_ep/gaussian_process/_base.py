@@ -628,6 +628,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     _coder: Any = None
     _intercept = 0.0  # prior variance of an intercept in the default kernel
     _linear = False  # whether the default kernel has a term of linear functions
+    _methods: tuple[str, ...] = ("auto", "dense", "sparse")
 
     def _check_gp_parameters(self):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
@@ -637,7 +638,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
                 "kernel cannot be a CompoundKernel: give the kernel of one class, from which each "
                 "of several classes starts."
             )
-        checks.check_choice("method", self.method, ["auto", "dense", "sparse"])
+        checks.check_choice("method", self.method, self._methods)
         checks.check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         checks.check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
         if self.inducing_points is not None:

@@ -82,11 +82,15 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         A kernel that does not require vectors (strings, graphs) takes the rows of X as they are,
         with the dense method. Where `kernel_` is at a bound of a given kernel a ConvergenceWarning
         says so; the mean of an average seldom is.
-    method : {"auto", "dense", "sparse"}, default="auto"
+    method : {"auto", "dense", "sequential", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
         `n_inducing` or `inducing_points` are given. Equal rows of one label count as one, here and
-        in the cost of a dense fit.
+        in the cost of a dense fit. "sequential" is "dense" whose sweeps after learning change one
+        row after another as in [1]_, where all others change all rows at once, accelerated. With
+        the rules "ep" and "power" both have the same fixed points. A sequential sweep costs O(n^3),
+        as a parallel one, and a call of the rule in Python at every row. It takes one latent
+        function: "auto" of `multi_class` is then one_vs_rest.
     n_inducing : int or None, default=None
         Number of inducing points, chosen by k-means in units of the spread of each column. None
         stands for 400 up to 2000 rows and ever fewer for more, so that the cost does not fall: 100
@@ -136,12 +140,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         labels that may be wrong, such as in a grid search, with ``predict_clean=False``.
     damping : float, default=0.5
         Share of an update that is taken, in (0, 1]: the mixing of Anderson acceleration.
-    schedule : {"parallel", "sequential"}, default="parallel"
-        How sweeps after learning change the sites: all rows at once and accelerated, or one row
-        after another as in [1]_. "ep" and "power" have the same fixed points by both. A sequential
-        sweep costs O(n^3), as a parallel one, and a call of the rule in Python at every row. It
-        takes the dense method, else a ValueError says so, and one latent function: "auto" of
-        `multi_class` is then one_vs_rest.
     max_iter : int, default=200
         Largest number of optimiser steps, and of sweeps after them.
     tol : float, default=1e-3
@@ -157,7 +155,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         one kernel and one rate of wrong labels: the true class is the one with the largest noisy
         value, and a wrong label is any other with equal probability. "one_vs_rest" fits one binary
         problem a class, each with a kernel and a rate of its own. "auto" is joint for the dense
-        method unless ``rule="power"`` or ``schedule="sequential"``. On 300 rows with .15 of the
+        method unless ``rule="power"`` or ``method="sequential"``. On 300 rows with .15 of the
         labels wrong, four classes have a log loss of .20 jointly and of .23 one against the rest.
         Ten classes have .60 and .68. On iris, wine and three generated classes both are alike. A
         joint fit takes 1 to 3 times as long. Through inducing points, where "auto" is one_vs_rest,
@@ -353,7 +351,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         freeze_after: int = 15,
         predict_clean: bool = True,
         damping: float = 0.5,
-        schedule: str = "parallel",
         max_iter: int = 200,
         tol: float = 1e-3,
         jitter: float = 1e-6,
@@ -383,7 +380,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         self.freeze_after = freeze_after
         self.predict_clean = predict_clean
         self.damping = damping
-        self.schedule = schedule
         self.max_iter = max_iter
         self.tol = tol
         self.jitter = jitter
@@ -394,6 +390,8 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
+
+    _methods = ("auto", "dense", "sequential", "sparse")
 
     def _check_parameters(self):
         checks.check_common(self)
@@ -410,7 +408,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         checks.check_positive("latent_noise", self.latent_noise, finite=True)
         checks.check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
         checks.check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
-        checks.check_choice("schedule", self.schedule, ["parallel", "sequential"])
         checks.check_number("freeze_after", self.freeze_after, 0, integer=True)
         checks.check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
         for name in ("predict_clean", "learn_inducing"):
@@ -450,7 +447,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         """
         self._check_parameters()
         if checks.is_unweighted_part_list(X, y, sample_weight):
-            self._check_schedule(through_points=True)
             check_part_list(self)
             wants_average(self, 0, {"a list of partitions": True})
             self._coder = None
@@ -458,7 +454,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         training = self._training(X, y, sample_weight)
         distinct, copies = base.without_copies(training, self.kernel)
         through = self._through_points(len(distinct.y))
-        self._check_schedule(through)
         joint = self._takes_joint(through)
         if through and (joint or self.n_partitions is not None):
             parted = "inducing points of several classes jointly"
@@ -474,13 +469,6 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         fit = base.joined_fits(fits, training.y, spread, joint, own_points, copies)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
-
-    def _check_schedule(self, through_points):
-        if through_points and self.schedule == "sequential":
-            raise ValueError(
-                'schedule="sequential" takes the dense method, and these rows go through inducing '
-                'points: set method="dense", or schedule="parallel".'
-            )
 
     def _fit_parts(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
@@ -565,7 +553,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
             return False
         excludes = {
             "rule='power'": self.rule == "power",
-            "schedule='sequential'": self.schedule == "sequential",
+            "method='sequential'": self.method == "sequential",
         }
         return base.allows_joint(self, through_points, excludes)
 
@@ -608,7 +596,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
             length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
             unit=unit if move_points else None,
             jitter=float(self.jitter),
-            schedule=self.schedule,
+            in_turn=self.method == "sequential",
             **rows,
         )
 

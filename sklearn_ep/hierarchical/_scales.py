@@ -146,8 +146,9 @@ def average_about(model, mode, curvature, tol, rule, monitor):
             average = lattice_about(model, axes_at(model, mode, loose), mode, loose, told)
         else:
             average = star_at(model, mode, np.linalg.inv(curvature), loose, told)
-    pairs = zip(average.nodes, average.weight, strict=True)
-    worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
+    share = average.weight / np.max(average.weight)
+    pairs = zip(average.nodes, average.weight, np.sqrt(share), strict=True)
+    worst = max(root * node.residual for node, weight, root in pairs if weight > _LIMITS.counts)
     settled = worst < max(loose, _LIMITS.settled)
     return average, rule, "" if settled else f"at a node in the scales the residual is {worst:.3g}"
 
@@ -257,7 +258,14 @@ def lattice_about(model, axes, first, tol, told):
     mean, near = model.theta_prior
     low = np.minimum(mean - _LIMITS.reach * near, axes.centre - near)
     bounds = np.column_stack([low, np.maximum(mean + _LIMITS.reach * near, axes.centre + near)])
-    visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
+
+    def visit(theta, near):
+        # a node's error counts by its weight times the squared residual of its sites
+        foretold = near.objective + max(0.0, near.gradient @ (theta - near.phi))
+        coarser = np.exp(0.5 * max(0.0, first.objective - foretold))
+        return evaluate(model, min(coarser * tol, max(tol, _LIMITS.rough)), theta, near)
+
+    visits = hyper.Visits(visit, bounds, told)
     # a Newton step from the mode may lead to no posterior
     origin = visits.evaluate(axes.centre, first) or first
     lattice = hyper.Lattice(origin, axes.root, spacing)

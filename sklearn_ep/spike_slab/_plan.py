@@ -125,10 +125,8 @@ def check_parameters(estimator):
     """Raise an error that names the parameter unless all of them are usable."""
     checks.check_common(estimator)
     checks.check_hyperparameters(estimator.hyperparameters)
-    checks.check_choice(
-        "algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"]
-    )
-    checks.check_choice("schedule", estimator.schedule, ["parallel", "sequential"])
+    algorithms = ["auto", "ep", "sequential", "convergent", "double_loop"]
+    checks.check_choice("algorithm", estimator.algorithm, algorithms)
     checks.check_number("n_init", estimator.n_init, 1, integer=True)
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
         checks.check_number_or_auto(name, getattr(estimator, name), 0, high)
@@ -146,8 +144,8 @@ def make_plan(estimator, X, y, sample_weight, groups):
     units, model, n_different = _data(estimator, X, y, sample_weight)
     d = estimator.n_features_in_
     groups = checks.group_numbers("groups", groups, d)
-    if groups is not None and estimator.schedule == "sequential":
-        raise ValueError('schedule="sequential" changes one column at a time: leave out groups.')
+    if groups is not None and estimator.algorithm == "sequential":
+        raise ValueError('algorithm="sequential" changes one column at a time: leave out groups.')
     _warn_of_sweeps(estimator)
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
     space = Space.of(model, units.total, *given, units.y_scale**2)
@@ -252,19 +250,15 @@ def _check_scale_of(y):
 
 def _warn_of_sweeps(estimator):
     """Warn where the user sets what only sweeps of EP look at for an algorithm without them."""
-    if estimator.algorithm not in ("convergent", "double_loop"):
-        return
-    parameters = inspect.signature(type(estimator)).parameters
-    for name in ("damping", "schedule"):
-        value = getattr(estimator, name)
-        if value != parameters[name].default:
-            warnings.warn(
-                f"{name}={value!r} has no effect on the steps of "
-                f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
-                'algorithm="auto" and "ep" take.',
-                UserWarning,
-                stacklevel=2,
-            )
+    default = inspect.signature(type(estimator)).parameters["damping"].default
+    if estimator.algorithm in ("convergent", "double_loop") and estimator.damping != default:
+        warnings.warn(
+            f"damping={estimator.damping!r} has no effect on the steps of "
+            f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
+            'algorithm="auto", "ep" and "sequential" take.',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _warm(estimator, units, d, groups):

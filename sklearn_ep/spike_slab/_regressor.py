@@ -59,22 +59,20 @@ class SpikeSlabRegressor(
     standardize : bool, default=True
         Divide columns by their standard deviation, so that one slab variance suits all of them.
         Coefficients are given back on the scale of X.
-    algorithm : {"auto", "ep", "convergent", "double_loop"}, default="auto"
+    algorithm : {"auto", "ep", "sequential", "convergent", "double_loop"}, default="auto"
         "ep" is damped parallel EP with positive sites. "convergent" lowers the EP energy at every
         step, by Newton's method. "auto" begins with EP at decreasing noise, which finds good fixed
         points, and ends with the descent where EP does not settle; for correlated columns it takes
-        chains over models, or enumerates the models, see Notes. "double_loop" is the published
-        method, for reference. It is some twenty times slower. Its sites are kept positive, so that
-        it ends beside the fixed points of EP where those have negative sites.
+        chains over models, or enumerates the models, see Notes. Two are published methods, for
+        reference. "double_loop" is some twenty times slower. Its sites are kept positive, so that
+        it ends beside the fixed points of EP where those have negative sites. "sequential" is "ep"
+        that changes one coefficient after another, as in [1]_. On 40 of its sets both converge 25
+        times, parallel sweeps in a quarter of the CPU time
+        (``python doc/benchmarks/papers.py --paper spike_slab --item "Section 4"``). A sequential
+        sweep costs O(n d^2), for d <= n O(d^3), and Python at every coefficient. Not with `groups`.
     damping : float, default=0.5
         Share of an EP update that is taken, in (0, 1]; undamped parallel EP oscillates here. Not
         for the steps of "convergent" and "double_loop".
-    schedule : {"parallel", "sequential"}, default="parallel"
-        Order of the updates in sweeps of EP, which "auto" begins with and "ep" consists of: all
-        coefficients at once, or one after another as in [1]_. On 40 of its sets "ep" converges 25
-        times by either, by parallel sweeps in a quarter of the CPU time
-        (``python doc/benchmarks/papers.py --paper spike_slab --item "Section 4"``). A sequential
-        sweep costs O(n d^2), for d <= n O(d^3), and Python at every coefficient. Not with `groups`.
     max_iter : int, default=200
         Largest number of iterations at fixed hyperparameters; "auto" needed far fewer on all
         published sets.
@@ -251,7 +249,6 @@ class SpikeSlabRegressor(
         standardize: bool = True,
         algorithm: str = "auto",
         damping: float = 0.5,
-        schedule: str = "parallel",
         max_iter: int = 200,
         tol: float = 1e-4,
         n_init: int = 1,
@@ -270,7 +267,6 @@ class SpikeSlabRegressor(
         self.standardize = standardize
         self.algorithm = algorithm
         self.damping = damping
-        self.schedule = schedule
         self.max_iter = max_iter
         self.tol = tol
         self.n_init = n_init
@@ -323,7 +319,7 @@ class SpikeSlabRegressor(
         Warns
         -----
         UserWarning
-            If `damping` or `schedule` is set for an algorithm without sweeps of EP.
+            If `damping` is set for an algorithm without sweeps of EP.
 
         Notes
         -----

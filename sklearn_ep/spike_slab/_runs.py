@@ -34,7 +34,6 @@ class RunSettings(NamedTuple):
     """Parameters of the estimator that say how runs go, by their names."""
 
     algorithm: str
-    schedule: str
     damping: float
     max_iter: int
     tol: float
@@ -64,7 +63,7 @@ class Run:
 
 def ep_sweeps(settings):
     """Return how a sweep of EP goes, as arguments of `regular_ep`."""
-    return dict(damping=settings.damping, in_turn=settings.schedule == "sequential")
+    return dict(damping=settings.damping, in_turn=settings.algorithm == "sequential")
 
 
 def prior_sites(problem):
@@ -112,9 +111,9 @@ def run(problem, settings, *, sites=None, start="annealed", monitor=SILENT):
     limits = dict(max_iter=settings.max_iter, tol=settings.tol, monitor=trace)
     if settings.algorithm == "double_loop":
         return _outcome(double_loop(proper_state(problem, sites), **limits), trace, "double_loop")
-    if settings.algorithm == "ep":
-        sites = _lifted(problem, sites)
-        return _outcome(regular_ep(problem, sites, **ep_sweeps(settings), **limits), trace, "ep")
+    if settings.algorithm in ("ep", "sequential"):
+        out = regular_ep(problem, _lifted(problem, sites), **ep_sweeps(settings), **limits)
+        return _outcome(out, trace, settings.algorithm)
     if settings.algorithm == "auto" and cold:
         sites = _anneal(problem, settings, sites, start, trace)
         if trace.asked:

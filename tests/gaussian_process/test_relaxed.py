@@ -183,7 +183,7 @@ def test_one_row_after_another_leads_to_the_same_fixed_point(rule):
     copies = np.random.RandomState(6).uniform(0.3, 3.0, len(y))
     given = (X, y, copies)
     parallel, sequential = (
-        fixed(rule=rule, schedule=schedule).fit(*given) for schedule in ("parallel", "sequential")
+        fixed(rule=rule, method=method).fit(*given) for method in ("dense", "sequential")
     )
     assert sequential.solver_path_ == [f"{rule}, sequential"] and sequential.converged_
     np.testing.assert_allclose(sequential.site_precision_, parallel.site_precision_, atol=1e-7)
@@ -211,7 +211,7 @@ def one_by_one(K, sign, flip, damping, noise=1.0):
 @pytest.mark.parametrize("damping", [0.4, 1.0])
 def test_a_sequential_sweep_is_that_of_a_naive_loop(damping):
     X, y = small(15, flip=0.3)
-    settings = dict(schedule="sequential", damping=damping, max_iter=1)
+    settings = dict(method="sequential", damping=damping, max_iter=1)
     with pytest.warns(ConvergenceWarning):
         clf = fixed(**settings).fit(X, y)
     expected = one_by_one(KERNEL(X), 2.0 * y - 1.0, 0.1, damping)
@@ -222,7 +222,7 @@ def test_a_sequential_sweep_is_that_of_a_naive_loop(damping):
 def test_where_sequential_sweeps_do_not_rest_the_double_loop_does():
     X, y = small(60, seed=3, flip=0.3)
     bare = dict(latent_noise=1e-4, tol=1e-4, max_iter=1000)
-    found = fixed(schedule="sequential", **bare).fit(X, y)
+    found = fixed(method="sequential", **bare).fit(X, y)
     assert found.converged_
     assert found.solver_path_ == ["ep, sequential", "ep, damping 0.25", "double loop"]
     assert abs(found.log_evidence_ - fixed(**bare).fit(X, y).log_evidence_) < 1e-4
@@ -230,17 +230,14 @@ def test_where_sequential_sweeps_do_not_rest_the_double_loop_does():
 
 def test_sequential_sweeps_refuse_what_they_are_not_for():
     X, y = small()
-    for given in (dict(method="sparse"), dict(n_inducing=5)):
-        with pytest.raises(ValueError, match="schedule.*dense"):
-            fixed(schedule="sequential", **given).fit(X, y)
-    with pytest.raises(ValueError, match="schedule"):
-        fixed(schedule="sequential").fit([(X, y)])
+    with pytest.raises(ValueError, match="method='sequential'"):
+        fixed(method="sequential").fit([(X, y)])
     three = y + (X[:, 0] > 1)
-    with pytest.raises(ValueError, match="schedule='sequential'"):
-        fixed(schedule="sequential", multi_class="joint").fit(X, three)
+    with pytest.raises(ValueError, match="method='sequential'"):
+        fixed(method="sequential", multi_class="joint").fit(X, three)
     few = np.r_[0:8, np.flatnonzero(three == 2)[:4]]
     assert set(three[few]) == {0, 1, 2}
-    sequential = fixed(schedule="sequential", tol=1e-3).fit(X[few], three[few])
+    sequential = fixed(method="sequential", tol=1e-3).fit(X[few], three[few])
     assert sequential.multi_class_ == "one_vs_rest"
 
 
@@ -492,7 +489,6 @@ def test_pickle_and_repeat():
     [
         ("rule", "exact"),
         ("cost", "entropy"),
-        ("schedule", "random"),
         ("method", "full"),
         ("relaxation", 0.0),
         ("relaxation", np.nan),

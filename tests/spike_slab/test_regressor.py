@@ -566,7 +566,6 @@ def test_unconverged_fit_warns_once_and_is_usable():
         ("hyperparameters", "average"),
         ("algorithm", "nope"),
         ("damping", 0.0),
-        ("schedule", "random"),
         ("n_init", 0),
         ("noise_starts", ()),
         ("noise_starts", (2.0,)),
@@ -659,7 +658,7 @@ def test_a_sequential_sweep_is_that_of_a_naive_loop(shape, damping):
     )
     given = (0.1, 1.0, 0.3)
     settings = dict(fit_intercept=False, standardize=False, max_iter=1, damping=damping)
-    reg = fixed(*given, algorithm="ep", schedule="sequential", **settings)
+    reg = fixed(*given, algorithm="sequential", **settings)
     with pytest.warns(ConvergenceWarning):
         reg.fit(X, y)
     expected = one_by_one(X, y, *given, damping)
@@ -671,17 +670,17 @@ def test_a_sequential_sweep_is_that_of_a_naive_loop(shape, damping):
 @pytest.mark.parametrize("shape", [(40, 8), (20, 30)])
 def test_one_column_after_another_leads_to_the_same_fixed_point(shape):
     X, y, _ = make_spike_slab_regression(*shape, n_informative=3, random_state=0)
-    settings = dict(algorithm="ep", tol=1e-8, max_iter=2000)
+    settings = dict(tol=1e-8, max_iter=2000)
     parallel, sequential = (
-        fixed(0.1, 1.0, 0.2, schedule=schedule, **settings).fit(X, y)
-        for schedule in ("parallel", "sequential")
+        fixed(0.1, 1.0, 0.2, algorithm=algorithm, **settings).fit(X, y)
+        for algorithm in ("ep", "sequential")
     )
     assert sequential.converged_ and parallel.converged_
     np.testing.assert_allclose(sequential.coef_, parallel.coef_, atol=1e-6)
     assert abs(sequential.log_evidence_ - parallel.log_evidence_) < 1e-5
-    learned = SpikeSlabRegressor(schedule="sequential").fit(X, y)
+    learned = SpikeSlabRegressor(algorithm="sequential").fit(X, y)
     np.testing.assert_allclose(learned.coef_, SpikeSlabRegressor().fit(X, y).coef_, atol=2e-3)
-    with pytest.raises(ValueError, match="schedule.*groups"):
+    with pytest.raises(ValueError, match="algorithm.*groups"):
         learned.fit(X, y, groups=np.arange(shape[1]) // 2)
 
 

@@ -454,7 +454,7 @@ helps with wrong labels is the likelihood that knows of them, and latent noise, 
 sweeps of all three rules converge: hence our defaults. REP .2 is
 :class:`~sklearn_ep.RelaxedEPClassifier` at its default penalty, which is dimensionless; the
 paper's c is in other units. The updates are parallel, where the paper's are sequential, those of
-``schedule="sequential"``; Figure 3 has both. The rate of wrong labels is given in Figures 1 to 4.
+``method="sequential"``; Figure 3 has both. The rate of wrong labels is given in Figures 1 to 4.
 """
 ITEMS = [
     Item(

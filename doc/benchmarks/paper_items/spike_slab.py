@@ -216,7 +216,7 @@ def section_4(setting):
     """All variants on the same sets: share at rest, test error, CPU over that of the default."""
     variants = {
         "regular EP, damping 0.5": dict(algorithm="ep", max_iter=1000),
-        "regular EP, sequential": dict(algorithm="ep", max_iter=1000, schedule="sequential"),
+        "regular EP, sequential": dict(algorithm="sequential", max_iter=1000),
         "convergent": dict(algorithm="convergent"),
         "auto (default)": {},
         "auto, 10 starts": dict(n_init=10, random_state=0),
@@ -347,7 +347,7 @@ those that do not, by a nat and more, and no larger median; its mean error is la
 by one standard error of the paired difference, which a few sets make. Ten starts, of which the
 fixed point of largest evidence is kept (``n_init=10``), or averaged (``predict(X, mixture=True)``),
 have the smallest errors and the largest evidence, at eight times the price. The default keeps to
-one start. EP site by site (``schedule="sequential"``) errs as little, though it rests on 25 of the
+one start. EP site by site (``algorithm="sequential"``) errs as little, though it rests on 25 of the
 40 sets; it takes more than twice as long as ten starts. LassoCV, which knows no
 hyperparameters, is there for the scale.
 """,

