@@ -34,6 +34,8 @@ autosummary_generate = True
 autodoc_typehints = "none"
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False  # the class template lists them
+# numpydoc links attributes that are properties to pages of their own, which they do not have
+nitpick_ignore = [("py:obj", name) for name in ("labelled_", "y_", "named_estimators_")]
 
 
 def reachable(inventories):

@@ -322,6 +322,63 @@ def test_flags_of_the_wrong_type_are_named_before_work(estimator):
             assert not hasattr(est, "n_features_in_")
 
 
+PUBLIC = [
+    BayesianStackingClassifier,
+    ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabClassifier,
+    SpikeSlabRegressor,
+]
+WRONG = {"text": "text", "nan": np.nan, "mixed list": [1, "text"], "object": object()}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_no_parameter_takes_what_is_right_for_none(kind, name):
+    X, y = data(12)
+    for parameter in inspect.signature(kind).parameters:
+        est = kind(**{parameter: WRONG[name]})
+        by_groups = kind is HierarchicalEPLogistic and parameter != "group_column"
+        with pytest.raises((TypeError, ValueError), match=parameter) as told:
+            est.fit(X, y, **({"groups": np.arange(12) % 3} if by_groups else {}))
+        assert any(word in str(told.value) for word in ("must", "give", "Expected")), told.value
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        EPGaussianProcessClassifier(inducing_points=3),
+        EPGaussianProcessClassifier(inducing_points=[1.0, 2.0]),
+        EPGaussianProcessClassifier(jitter=np.inf),
+        EPGaussianProcessClassifier(copy_X_train=1),
+        RelaxedEPClassifier(latent_noise=np.inf),
+        SpikeSlabRegressor(noise_starts=None),
+        SpikeSlabRegressor(random_state=-1),
+        ConvexVariationalLogistic(class_weight=[1.0, 2.0]),
+        ConvexVariationalRegressor(prior_operator=3),
+        HierarchicalEPLogistic(refine=0),
+        BayesianStackingClassifier(estimators=3),
+        BayesianStackingClassifier(cv=1),
+        BayesianStackingClassifier(cv=[]),
+        BayesianStackingClassifier(cv=[(1, 2)]),
+        BayesianStackingClassifier(verbose="text"),
+    ],
+    ids=repr,
+)
+def test_values_of_the_wrong_kind_are_named(estimator):
+    X, y = data(12)
+    (parameter,) = (
+        name
+        for name, value in inspect.signature(type(estimator)).parameters.items()
+        if repr(getattr(estimator, name)) != repr(value.default)
+    )
+    with pytest.raises((TypeError, ValueError), match=f"^{parameter}"):
+        estimator.fit(X, y)
+
+
 WEIGHTED = [e for e in ESTIMATORS if "sample_weight" in inspect.signature(e.fit).parameters]
 
 

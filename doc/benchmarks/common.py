@@ -27,10 +27,12 @@ def arguments(description, *extra):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="the small size")
     parser.add_argument("--data", default=None, help="folder with data sets as .npz files")
-    parser.add_argument("--out", default=str(HERE / "results"), help="folder for JSON and figures")
+    parser.add_argument("--out", default=None, help="folder for JSON and figures")
     for flag, settings in extra:
         parser.add_argument(flag, **settings)
     args = parser.parse_args()
+    # a quick run does not overwrite what the full one has found
+    args.out = args.out or str(HERE / "results" / ("quick" if args.quick else ""))
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
     return args
 

@@ -1,6 +1,7 @@
 """Workers killed at random times: each fit ends with the undisturbed answer or one clear error.
 
     python doc/benchmarks/kills.py                  200 kills over all kinds of fits
+    python doc/benchmarks/kills.py --quick          one kill a kind, three minutes
     python doc/benchmarks/kills.py --kills 20 --first 7
 
 Each fit runs on two processes of joblib, of which a thread kills one by SIGKILL at a random time of
@@ -147,6 +148,7 @@ def main():
     warnings.simplefilter("ignore")
     rng, rows = np.random.default_rng(args.first), []
     every = [(name, answer) for name, answer in kinds() if name in args.only or not args.only]
+    n_kills = len(every) if args.quick else args.kills
     with joblib.parallel_config(backend="loky", n_jobs=2):
         for name, answer in every:
             truth = answer()
@@ -154,7 +156,7 @@ def main():
             again = answer()
             seconds = time.perf_counter() - start
             counts = {} if np.array_equal(truth, again) else {"differs undisturbed": 1}
-            left = -(-args.kills // len(every))
+            left = -(-n_kills // len(every))
             while left > 0:
                 outcome = attempt(answer, truth, seconds, rng)
                 counts[outcome] = counts.get(outcome, 0) + 1

@@ -35,7 +35,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.sparse import csr_matrix, diags_array, hstack
 from scipy.special import expit
 
-from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep import HierarchicalEPLogistic, __version__
 
 OURS, REPEATS, WARM_UP = "ours", 3, 1000
 Z90 = 1.6448536269514722
@@ -302,7 +302,8 @@ def step(name, folder, arguments_of_set):
         found = chain(X, y, G, int(arguments_of_set))
     else:
         found = PYTHON[name](X, y, G)
-        found["version"] = importlib.metadata.version(PACKAGES[name])
+        version = importlib.metadata.version
+        found["version"] = __version__ if name == OURS else version(PACKAGES[name])
     plain = {k: [np.asarray(a).tolist() for a in v] for k, v in found.items() if "effect" in k}
     rest = {k: np.asarray(v).tolist() for k, v in found.items() if k not in plain}
     (folder / f"{name}.json").write_text(json.dumps(rest | plain))

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
 from .._engine.gaussian import one_blas_thread
 from .annotations import RowsLike, Seed
-from .checks import CheckedInput, check_number, check_seen
+from .checks import CheckedInput, check_number, check_seen, checked_random
 from .saving import packed, unpacked
 from .summary import Printed
 
@@ -217,7 +216,7 @@ class VersionedEstimator(CheckedInput, SavedEstimator):
         """
         check_is_fitted(self)
         check_number("n_draws", n_draws, 25, integer=True)
-        rng = check_random_state(random_state)
+        rng = checked_random(random_state)
         again = {"y": y, "groups": groups, "sample_weight": sample_weight}
         if X is None:
             given = [name for name, value in again.items() if value is not None]

@@ -128,25 +128,69 @@ def check_flag(name, value):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
+def check_sequence(name, value, what):
+    """Raise a TypeError that names the parameter, and what it must be, unless it has a length."""
+    try:
+        n_entries = None if isinstance(value, str) else len(value)
+    except TypeError:
+        n_entries = None
+    if n_entries is None:
+        raise TypeError(f"{name} must be {what}, got {value!r}.")
+
+
+def checked_array(name, value, what, **how):
+    """Return an array of numbers, or raise a ValueError that names it and says what it must be.
+
+    Keywords go to `sklearn.utils.check_array`.
+    """
+    try:
+        return check_array(value, dtype=np.float64, input_name=name, **how)
+    except (TypeError, ValueError) as error:
+        why = str(error).splitlines()[0].rstrip(".:")
+        raise ValueError(f"{name} must be {what}: {why}.") from error
+
+
+def checked_random(random_state):
+    """Return the random numbers of `random_state`, or raise a ValueError that names it."""
+    try:
+        return check_random_state(random_state)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "random_state must be None, an integer from 0 to 2**32 - 1 or a "
+            f"numpy.random.RandomState, got {random_state!r}."
+        ) from error
+
+
 def check_hyperparameters(hyperparameters):
     """Raise a ValueError unless `hyperparameters` is one of the three words."""
     check_choice("hyperparameters", hyperparameters, ["auto", "integrate", "mode"])
 
 
+_FLAGS = ("fit_intercept", "warm_start", "standardize", "copy_X", "copy_X_train", "refine")
+
+
 def check_common(estimator):
-    """Check the parameters that mean the same in every estimator."""
-    for name in ("fit_intercept", "warm_start", "standardize", "copy_X"):
+    """Check the parameters that mean the same in every estimator with iterations."""
+    for name in _FLAGS:
         if hasattr(estimator, name):
             check_flag(name, getattr(estimator, name))
-    if not isinstance(estimator.verbose, numbers.Integral | np.bool_):
-        raise TypeError(f"verbose must be an integer or a bool, got {estimator.verbose!r}.")
     check_number("damping", estimator.damping, 0, 1, boundaries="right")
     check_number("max_iter", estimator.max_iter, 1, integer=True)
     check_number("tol", estimator.tol, 0, boundaries="neither")
+    class_weight = getattr(estimator, "class_weight", None)
+    if not isinstance(class_weight, dict):
+        check_choice("class_weight", class_weight, ["balanced", None], "a dict")
+    check_running(estimator)
+
+
+def check_running(estimator):
+    """Check `verbose`, `n_jobs` and `random_state`."""
+    if not isinstance(estimator.verbose, numbers.Integral | np.bool_):
+        raise TypeError(f"verbose must be an integer or a bool, got {estimator.verbose!r}.")
     check_number("n_jobs", estimator.n_jobs, integer=True, optional=True)
     if estimator.n_jobs == 0:
         raise ValueError("n_jobs must not be 0; use None or 1 for one process.")
-    check_random_state(getattr(estimator, "random_state", None))
+    checked_random(getattr(estimator, "random_state", None))
 
 
 class Training(NamedTuple):
@@ -502,7 +546,7 @@ def checked_draws(estimator, n_samples, random_state):
     """Check what draws from a fitted estimator are asked for by; return the random numbers."""
     check_is_fitted(estimator)
     check_number("n_samples", n_samples, 1, integer=True)
-    return check_random_state(random_state)
+    return checked_random(random_state)
 
 
 def draw_seed(random_state):

@@ -7,10 +7,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import clone, is_regressor
-from sklearn.utils import check_random_state
 
 from .._estimator.annotations import RowsLike, Seed
-from .._estimator.checks import check_number
+from .._estimator.checks import check_number, checked_random
 from .._estimator.pipelines import last_step
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import Printed
@@ -228,7 +227,7 @@ class Learner(Printed):
         self._strategy, self._objective, self._refit_every = strategy, objective, refit_every
         self._n_reference = n_reference
         # one number for the whole session, so that asking twice gives the same rows
-        self._seed = int(check_random_state(random_state).randint(2**31 - 2**24))
+        self._seed = int(checked_random(random_state).randint(2**31 - 2**24))
         self._reference_seed = None if random_state is None else self._seed
         self.estimator_, self.classes_ = None, None
         self.expected_gain_ = np.nan

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.gaussian import one_blas_thread
 from .._estimator.annotations import RowsLike, Seed
-from .._estimator.checks import check_number
+from .._estimator.checks import check_number, checked_random
 from .._estimator.tables import rows_at
 from . import _strategies as strategies
 from ._posterior import posterior_of
@@ -47,7 +46,7 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
         return X
     if random_state is None:
         return rows_at(X, np.linspace(0, n - 1, n_reference).round().astype(int))
-    rng = check_random_state(random_state)
+    rng = checked_random(random_state)
     return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
@@ -145,7 +144,7 @@ def scores(
     if callable(strategy):
         return np.asarray(strategy(estimator, X))
     if strategy == "random":
-        return check_random_state(random_state).random_sample(X.shape[0])
+        return checked_random(random_state).random_sample(X.shape[0])
     reference = reference_of(strategy, X, X_reference, n_reference, random_state)
     return strategies.plain_scores(estimator, X, reference, strategy)
 

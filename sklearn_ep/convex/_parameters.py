@@ -537,6 +537,10 @@ def prior_variances(estimator, d, variance):
     """Return the prior variances of d features, given in `variance`, and of the intercept."""
     if np.ndim(variance) == 0:
         checks.check_positive("prior_variance", variance, finite=True)
+    else:
+        how: Any = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
+        what = f"a number or one for each of {d} columns"
+        variance = checks.checked_array("prior_variance", variance, what, **how)
     variance = np.asarray(variance, dtype=float)
     if variance.shape not in ((), (d,)):
         raise ValueError(

@@ -15,14 +15,14 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve
 from scipy.sparse.linalg import aslinearoperator
 from scipy.special import stdtrit
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 
 from .._engine import gaussian
 from .._engine.partition import PartMap
 from .._engine.rows import find_copies
 from .._engine.sites import one_copy
 from .._estimator import row_parts
-from .._estimator.checks import LARGEST_IN_UNITS
+from .._estimator.checks import LARGEST_IN_UNITS, checked_array
 from . import _systems
 from ._calibration import noise_temper
 from ._parameters import SitePrior
@@ -312,7 +312,8 @@ def _prior_operator(C, d, learn):
     if C is None:
         return None, 0.0
     if not is_operator(C):
-        C = check_array(C, dtype=np.float64, accept_sparse="csr", input_name="prior_operator")
+        what = f"a matrix, sparse or not, or an operator, of {d} columns"
+        C = checked_array("prior_operator", C, what, accept_sparse="csr")
     if C.shape[1] != d:
         raise ValueError(f"prior_operator has {C.shape[1]} columns, X has {d}.")
     square = C.shape[0] == d

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .._engine.loop import SILENT
@@ -311,7 +311,7 @@ class ConvexVariationalRegressor(
         checks.check_choice("learn_prior", self.learn_prior, [True, False, "auto"])
         checks.check_number("max_iter", self.max_iter, 1, integer=True)
         checks.check_number("tol", self.tol, 0, boundaries="neither")
-        check_random_state(self.random_state)
+        checks.checked_random(self.random_state)
 
     def _checked_data(self, X, y, sample_weight):
         """Return `Rows` or None, and the `RowStatistics` of partitions that stay apart or None."""

@@ -641,10 +641,11 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         checks.check_choice("method", self.method, self._methods)
         checks.check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         checks.check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
-        checks.check_number("jitter", self.jitter, 0)
+        if self.inducing_points is not None:
+            what = "None, or an array or table of shape (m, d)"
+            checks.check_sequence("inducing_points", self.inducing_points, what)
+        checks.check_number("jitter", self.jitter, 0, np.inf, boundaries="left")
         checks.check_hyperparameters(self.hyperparameters)
-        if not isinstance(self.class_weight, dict):
-            checks.check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
 
     def _class_weighted(self, y, weight):
         """Return the copies (n,) of rows with class indices y times the weights of the classes."""

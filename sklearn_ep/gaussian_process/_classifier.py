@@ -36,7 +36,7 @@ def _check_inducing_parameters(estimator):
     elif estimator.method == "sparse" or estimator._asks_for_inducing:
         raise ValueError("a callable optimizer belongs to method='dense'.")
     checks.check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
-    checks.check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
+    checks.check_positive("learning_rate", estimator.learning_rate, finite=True)
     checks.check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
     checks.check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
     if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":
@@ -85,9 +85,10 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
         indicators, which share a length by column (`kernels.GroupedRBF`): a missing value is a
         level, and unseen levels are as far from each level as two levels are from each other. A
         kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
-        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
-        so. Learning through inducing points starts with lengths about the spread of the rows where
-        those of a given kernel join all points to each other, or none.
+        the dense method. Where `kernel_` is at a bound of a given kernel a ConvergenceWarning says
+        so; the mean of an average seldom is. Learning through inducing points starts with lengths
+        about the spread of the rows where those of a given kernel join all points to each other, or
+        none.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
         (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows; up to 1000 for at

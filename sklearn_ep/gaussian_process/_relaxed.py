@@ -80,8 +80,8 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         With a fifth of the labels wrong the mean log loss of 34 tables of 100 to 300 rows is .282
         (.291 with one length). With none wrong it is .215 (.217). Either takes 1.7 times the time.
         A kernel that does not require vectors (strings, graphs) takes the rows of X as they are,
-        with the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning
-        says so.
+        with the dense method. Where `kernel_` is at a bound of a given kernel a ConvergenceWarning
+        says so; the mean of an average seldom is.
     method : {"auto", "dense", "sequential", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 1000 rows, beyond 2000 with the mode or ``optimizer=None``, and where
@@ -405,7 +405,7 @@ class RelaxedEPClassifier(base.GaussianProcessBase):
         else:
             checks.check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
         checks.check_number("no_errors", self.no_errors, 0, 1, boundaries="left")
-        checks.check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
+        checks.check_positive("latent_noise", self.latent_noise, finite=True)
         checks.check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
         checks.check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         checks.check_number("freeze_after", self.freeze_after, 0, integer=True)

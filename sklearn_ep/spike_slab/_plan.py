@@ -1,7 +1,6 @@
 """From checked parameters and data of a user to the working problem of a spike-and-slab fit."""
 
 import inspect
-import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -132,8 +131,9 @@ def check_parameters(estimator):
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
         checks.check_number_or_auto(name, getattr(estimator, name), 0, high)
     starts = estimator.noise_starts
-    if isinstance(starts, str | numbers.Number) or len(starts) == 0:
-        raise ValueError(f"noise_starts must be a sequence, got {starts!r}.")
+    checks.check_sequence("noise_starts", starts, "a sequence of numbers between 0 and 1")
+    if len(starts) == 0:
+        raise ValueError("noise_starts must have an entry.")
     for fraction in starts:
         checks.check_number("noise_starts", fraction, 0, 1, boundaries="neither")
 

@@ -8,6 +8,7 @@ with counts c_i. Predictions are linear in w, so that its mean is all they need 
 Simpson and Gelman 2018 maximise the product instead, which leaves out any part that is second).
 """
 
+import numbers
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ from scipy.special import gammaincinv, gammaln, logsumexp, softmax
 from scipy.stats import qmc
 from sklearn.base import ClassifierMixin, is_classifier
 from sklearn.model_selection import check_cv
-from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
+from sklearn.utils import Bunch, check_array, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -33,6 +34,8 @@ from .._estimator.checks import (
     FewCopiesWarning,
     SpreadWarning,
     check_number,
+    check_running,
+    check_sequence,
     checked_weights,
     validated_coded,
     warn_of_few_copies,
@@ -59,15 +62,6 @@ class WeightDraws(NamedTuple):
 
 
 _DRAWS = WeightDraws()
-
-
-def _splits(cv, X, y, seen):
-    """Return (train, test) of the folds.
-
-    Only rows that are `seen` train: a class whose rows in a fold have weight zero is not in it.
-    """
-    rows, folds = np.arange(len(y)), check_cv(cv, y, classifier=True).split(X, y)
-    return [(rows[train][seen[train]], test) for train, test in folds]
 
 
 def _posterior_of_weights(log_p, count):
@@ -121,8 +115,35 @@ def _moments(p, count, alpha, n_draws):
 
 
 def _pairs_of(estimators):
-    """Return those entries of a list that are pairs."""
-    return [own for own in estimators if isinstance(own, tuple | list) and len(own) == 2]
+    """Return those entries of a list that are pairs; none of what is no list."""
+    listed = estimators if isinstance(estimators, tuple | list) else []
+    return [own for own in listed if isinstance(own, tuple | list) and len(own) == 2]
+
+
+def _is_fold(fold):
+    """Return whether a fold is a pair of row numbers (or masks), training rows and others."""
+    sized = hasattr(fold, "__len__") and not isinstance(fold, str)
+    return sized and len(fold) == 2 and all(np.ndim(rows) == 1 for rows in fold)
+
+
+def _folds(cv, X, y, seen):
+    """Return the folds of `cv` as pairs, or None: a splitter may draw others when asked again.
+
+    Only rows that are `seen` train: a class whose rows in a fold have weight zero is not in it.
+    """
+    if cv is None:
+        return None
+    if isinstance(cv, numbers.Real):
+        check_number("cv", cv, 2, integer=True)
+    elif np.iterable(cv) and not isinstance(cv, str):
+        cv = list(cv)
+        if not cv or not all(map(_is_fold, cv)):
+            raise ValueError(
+                "cv must be None, a number of folds, a splitter, or pairs (train, test) of row "
+                f"numbers, got {cv!r}."
+            )
+    rows, folds = np.arange(len(y)), check_cv(cv, y, classifier=True).split(X, y)
+    return [(rows[train][seen[train]], test) for train, test in folds]
 
 
 def _has_tags(part):
@@ -326,8 +347,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         if self.estimators is None and not sp.issparse(X):
             # knots of splines without weights are elsewhere than with weights of one
             sample_weight = weight
-        # the same folds for all parts: a splitter may draw others, or give none, when asked again
-        cv = None if self.cv is None else _splits(self.cv, X, y, seen)
+        cv = _folds(self.cv, X, y, seen)
         tasks = [(fit_part, name, part, X, y, sample_weight, cv, warned) for name, part in named]
         parts, each = zip(*Workers(self.n_jobs)(tasks), strict=True)
         proba = np.array(each)
@@ -358,13 +378,14 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
 
     def _checked_parts(self, X, n_rows):
         """Return [(name, part)] for so many rows, copies counted, after a look at parameters."""
-        check_random_state(self.random_state)
-        check_number("n_jobs", self.n_jobs, integer=True, optional=True)
-        if self.estimators is None:
+        check_running(self)
+        given = self.estimators
+        if given is None:
             return default_parts(X, n_rows, self.random_state)
-        named = _pairs_of(self.estimators)
-        if not named or len(named) < len(self.estimators):
-            what = "has other entries" if len(self.estimators) else "is empty"
+        check_sequence("estimators", given, "[(name, classifier), ...] or None")
+        named = _pairs_of(given)
+        if not named or len(named) < len(given):
+            what = "has other entries" if len(given) else "is empty"
             raise ValueError(f"estimators {what}: give [(name, classifier), ...] or None.")
         self._validate_names([name for name, _ in named])
         for name, part in named:
@@ -483,6 +504,6 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         # asked before a fit can refuse what is no part
-        parts = [part for _, part in _pairs_of(self.estimators or ()) if _has_tags(part)]
+        parts = [part for _, part in _pairs_of(self.estimators) if _has_tags(part)]
         tags.input_tags.sparse = all(get_tags(part).input_tags.sparse for part in parts)
         return tags

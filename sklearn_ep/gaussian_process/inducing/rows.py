@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.utils import check_array
 
 from ..._engine.gaussian import libraries, row_blocks
 from ..._engine.partition import load_part
 from ..._engine.rows import minibatches, row_keys, taken_copies
-from ..._estimator.checks import warn_of_spreads
+from ..._estimator.checks import checked_array, warn_of_spreads
 from ..._estimator.row_parts import check_alike, names_of_part, read_part, set_columns
 from ..._estimator.tables import names_of
 from .._base import check_scale, inducing_count, weighted_mean
@@ -357,7 +356,8 @@ def first_points(estimator, rows, weight, seed, kernel=None, told=True, m=None):
         Z = choose_inducing_points(rows, weight, m or inducing_count(estimator), seed, kernel)
     else:
         given = _in_columns_of_fit(estimator, given)
-        Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
+        what = f"an array or table of shape (m, {rows.shape[1]})"
+        Z = checked_array("inducing_points", given, what).copy()
         if Z.shape[1] != rows.shape[1]:
             raise ValueError(
                 f"inducing_points has {Z.shape[1]} columns, but X has {rows.shape[1]} features."
