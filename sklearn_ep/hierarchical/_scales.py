@@ -258,14 +258,7 @@ def lattice_about(model, axes, first, tol, told):
     mean, near = model.theta_prior
     low = np.minimum(mean - _LIMITS.reach * near, axes.centre - near)
     bounds = np.column_stack([low, np.maximum(mean + _LIMITS.reach * near, axes.centre + near)])
-
-    def visit(theta, near):
-        # a node's error counts by its weight times the squared residual of its sites
-        foretold = near.objective + max(0.0, near.gradient @ (theta - near.phi))
-        coarser = np.exp(0.5 * max(0.0, first.objective - foretold))
-        return evaluate(model, min(coarser * tol, max(tol, _LIMITS.rough)), theta, near)
-
-    visits = hyper.Visits(visit, bounds, told)
+    visits = hyper.Visits(partial(evaluate, model, tol, top=first.objective), bounds, told)
     # a Newton step from the mode may lead to no posterior
     origin = visits.evaluate(axes.centre, first) or first
     lattice = hyper.Lattice(origin, axes.root, spacing)
@@ -288,8 +281,14 @@ def star_at(model, mode, cov, tol, told):
     return hyper.star_about(visits, mode, cov, _least_curvature(model), rounds)
 
 
-def evaluate(model, tol, theta, near):
-    """Return the `Node` of a model at theta, from the sites of `near`; None without posterior."""
+def evaluate(model, tol, theta, near, top=-np.inf):
+    """Return the `Node` of a model at theta, from the sites of `near`; None without posterior.
+
+    A node's error counts by its weight times the squared residual of its sites: these are brought
+    to less the further the log density is foretold to be below that at the `top`.
+    """
+    below = top - near.objective - max(0.0, near.gradient @ (theta - near.phi))
+    tol = min(tol * np.exp(0.5 * max(0.0, below)), max(tol, _LIMITS.rough))
     try:
         return model.evaluate(theta, near.payload.sites, tol)
     except (ImproperPosterior, FloatingPointError):

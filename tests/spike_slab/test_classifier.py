@@ -15,7 +15,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_ep import SpikeSlabClassifier
 from sklearn_ep.spike_slab import _probit
 from sklearn_ep.spike_slab._prior import SpikeSlab
-from sklearn_ep.spike_slab._probit import ProbitRegression
 
 ORACLE = oracle("spike_slab_probit")
 GIVEN = dict(slab_variance=1.0, prior_inclusion=0.3, standardize=False)
@@ -109,7 +108,7 @@ def test_rows_of_all_the_leverage_that_are_equal_share_a_run_without_them(monkey
 
 def solved(h, X, y, tol=1e-11, max_iter=1000):
     factor = SpikeSlab(np.exp(h[0]), h[1])
-    problem = ProbitRegression(X, y, np.ones(len(y)), factor, True, damping=0.7)
+    problem = _probit.ProbitRegression(X, y, np.ones(len(y)), factor, True, damping=0.7)
     out = problem.swept(problem.start(), tol=tol, max_iter=max_iter)
     return out.evaluation.payload
 
