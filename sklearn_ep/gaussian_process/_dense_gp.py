@@ -153,15 +153,17 @@ class DenseGP:
 class KernelGP(DenseGP):
     """The same for rows X (n, d) under a kernel, with the gradient of the evidence.
 
-    A constant times RBF is its own derivative in the squared distances, which are then formed once
-    for both. `single` posteriors are in single precision, for half of the time.
+    Of a constant times RBF or Matern covariances and their derivatives are made from squared
+    distances that are formed once. `single` posteriors are in single precision, for half of the
+    time.
     """
 
     def __init__(self, kernel, X, single=False):
         self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
-        if self._cross.of_distances and self._cross.is_rbf:
-            self._cross = SingleCross(self._cross) if single else self._cross
+        if isinstance(self._cross, StationaryCross):
+            if single and self._cross.of_distances and self._cross.is_rbf:
+                self._cross = SingleCross(self._cross)
             K, self._kept = self._cross.block(X)
             np.fill_diagonal(K, self._cross.diagonal(X))
         else:
@@ -174,12 +176,9 @@ class KernelGP(DenseGP):
 
     def contracted(self, R):
         """Return sum(R * dK) / 2 (p,) for the derivatives of the covariance in theta."""
-        if not isinstance(self._cross, StationaryCross):
+        if self._kept is None:
             return 0.5 * contract(self.kernel, self.X, R)[0]
-        return 0.5 * self._cross.contract(self._block(), R, False)[0]
-
-    def _block(self):
-        return self._cross.block(self.X)[1] if self._kept is None else self._kept
+        return 0.5 * self._cross.contract(self._kept, R, False)[0]
 
     def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta at a fixed point.
@@ -195,7 +194,7 @@ class KernelGP(DenseGP):
         """Return tr(B D_k B D_l) / 2 (p, p), by products of a float type."""
         size = np.abs(B).max() or 1.0  # which single precision may not hold
         B = (B / size).astype(kind)
-        slopes = self._cross.derivatives(self._block(), kind, together)
+        slopes = self._cross.derivatives(self._kept, kind, together)
         products = np.array([slope @ B for slope in slopes])
         flat, curvature = products.reshape(len(products), -1), np.empty(2 * products.shape[:1])
         for some in gaussian.row_blocks(len(products), most=_TURNED):
