@@ -313,15 +313,14 @@ class ClassWeightState:
     """Posterior of the weights of all classes given sites d, b (n, K), copies counted.
 
     `coef` (K, q) are the means, `spread` (K, q, K, q) the covariance and `lower` the L with L L'
-    the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows,
-    `extra_var` (n,) or 0 variances of the latent values given these.
+    the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows.
     """
 
-    def __init__(
-        self, B: Any, prior: np.ndarray, precision: np.ndarray, shift: np.ndarray, extra_var: Any
-    ) -> None:
+    extra_var = 0.0  # a latent value is a linear function of the weights
+
+    def __init__(self, B: Any, prior: np.ndarray, precision: np.ndarray, shift: np.ndarray) -> None:
         C, q = precision.shape[1], B.shape[1]
-        self.precision, self.shift, self.extra_var = precision, shift, extra_var
+        self.precision, self.shift = precision, shift
         share = precision / precision.sum(1, keepdims=True)
         A = np.zeros((C, q, C, q))
         for c in range(C):
@@ -357,9 +356,9 @@ class ClassWeights:
     n q^2 K (K + 1) multiplications and (K q)^3 / 3, memory 2 (K q)^2 numbers.
     """
 
-    def __init__(self, B: Any, prior: np.ndarray, extra_var: Any = 0.0) -> None:
-        self.B, self.prior, self.extra_var = B, prior, extra_var
+    def __init__(self, B: Any, prior: np.ndarray) -> None:
+        self.B, self.prior = B, prior
 
     def posterior(self, precision: np.ndarray, shift: np.ndarray) -> ClassWeightState:
         """Return the `ClassWeightState` for sites (n, K), copies of tied rows counted."""
-        return ClassWeightState(self.B, self.prior, precision, shift, self.extra_var)
+        return ClassWeightState(self.B, self.prior, precision, shift)

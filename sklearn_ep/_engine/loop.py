@@ -129,11 +129,6 @@ class Trace:
         self._figures: dict[str, list[float]] = {"residual": []}
         self._name, self._phases = "iteration", list[str]()
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody looks at payloads, which may cost something to make."""
-        return not isinstance(self.monitor, Silent)
-
     def begin(self, name: str = "iteration") -> None:
         """Tell that an iteration starts, and what kind of iteration it is."""
         self._name = name
@@ -162,8 +157,7 @@ class Result:
 
     `x` is the state that `evaluation` belongs to, and `history` maps "residual" and the recorded
     names to arrays of length `n_iter` whose last entries are its figures; `reason` says why the
-    loop ended; `n_halved` counts steps that were shortened to stay proper. `ahead` is the state
-    that would have been next, where it is worth keeping.
+    loop ended. `ahead` is the state that would have been next, where it is worth keeping.
     """
 
     x: np.ndarray
@@ -171,7 +165,6 @@ class Result:
     n_iter: int
     reason: Reason
     history: dict[str, np.ndarray]
-    n_halved: int = 0
     ahead: np.ndarray | None = None
 
     @property
@@ -306,7 +299,6 @@ class _Iteration:
     accept: Callable[[Evaluation, Evaluation], bool] | None
     halvings: int
     backtracks: int
-    n_halved: int = 0
     stuck: bool = False
     current: Any = None
     found: Any = None
@@ -343,7 +335,6 @@ class _Iteration:
             refused = self._refused(before) and self.found.residual > before.residual
         if halved and self.acceleration is not None:
             self.acceleration.reset()
-        self.n_halved += halved
         self.stuck = self.improper
         if self.stuck:
             yield self.x
@@ -372,12 +363,12 @@ class _Iteration:
     def _proper(self, proposal: Any, target: Any, step: float) -> Generator[Any, None, Any]:
         """Yield the proposal, then the plain step and its halves, until a state is proper.
 
-        Returns the last state and how many candidates were improper. `target` is None where it was
+        Returns the last state and whether the proposal was improper. `target` is None where it was
         not worth keeping.
         """
         yield proposal
         if not self.improper:
-            return proposal, 0
+            return proposal, False
         if target is None:
             yield self.x
             target = self._evaluated().target
@@ -386,7 +377,7 @@ class _Iteration:
             yield candidate
             if not self.improper:
                 break
-        return candidate, k + 1 + self.improper
+        return candidate, True
 
 
 def iterate(
@@ -464,7 +455,7 @@ def iterate(
         residual = run.current.residual
         trace.end({"residual": residual, **run.current.record}, run.current.payload)
         reason = reason_to_end(trace, residual < tol, settled, run.stuck, max_iter)
-    return Result(run.x, run.current, trace.n_iter, reason, trace.history, run.n_halved)
+    return Result(run.x, run.current, trace.n_iter, reason, trace.history)
 
 
 def worst_reason(reasons: Iterable[Reason]) -> Reason:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import time
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -277,16 +278,15 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
         fits = [fit._replace(history=history)]
     else:
         # generators, so that the monitor hears of each class when it is done
-        answers = (fit_one(None, SILENT, k) for k in range(n_problems))
+        answers: Iterator[Any] = ((k, fit_one(None, SILENT, k)) for k in range(n_problems))
         if y is not None:
-            own = Workers(estimator.n_jobs, return_as="generator").completed(
+            answers = Workers(estimator.n_jobs, return_as="generator").completed(
                 lambda k: (fit_one, labels(k), SILENT, k), n_problems
             )
-            answers = (fit for _, fit in own)
         fits = []
         for _ in range(n_problems):
             monitor.begin("class")  # a task of the whole fit
-            fits.append(next(answers))
+            fits.append(next(answers)[1])
             monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
     monitor.finish()
     return fits

@@ -83,15 +83,18 @@ def test_fallback_takes_over_from_acceleration():
     np.testing.assert_array_equal(result.history["residual"][:5], 2.0)
 
 
-def test_improper_steps_are_halved_and_counted():
+def test_improper_steps_are_halved():
+    refused = []
+
     def bounded(x):
         if abs(x[0]) > 3:
+            refused.append(x)
             raise ImproperPosterior("too far")
         target = np.array([4.0 if x[0] < 2.5 else 2.9])
         return Evaluation(target, float(abs(target - x).max()))
 
     result = iterate(bounded, np.zeros(1), max_iter=50, tol=1e-6)
-    assert result.converged and result.n_halved >= 1
+    assert result.converged and len(refused) >= 1
     np.testing.assert_allclose(result.x, 2.9)
 
 

@@ -376,8 +376,11 @@ def test_improper_extrapolation_gives_way_to_the_plain_step():
         def __call__(self, x, evaluation):
             return x + 100.0
 
+    refused = []
+
     def evaluate(x):
         if abs(x[0]) > 10:
+            refused.append(x)
             raise ImproperPosterior("no")
         return Evaluation(0.5 * x, abs(float(x[0])))
 
@@ -390,7 +393,7 @@ def test_improper_extrapolation_gives_way_to_the_plain_step():
         acceleration=Wild(),
         give_up_after=60,
     )
-    assert result.converged and result.n_halved > 0
+    assert result.converged and len(refused) > 0
 
 
 def test_label_noise_units():

@@ -21,7 +21,7 @@ from .. import _hyperparameters as spaces
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from . import ep as passes
-from .rows import batches_of_part, keys_of_part
+from .rows import batches_of_part, keys_of_part, rows_up_to
 from .values import InducingPosterior, InducingPrior, rebase
 
 
@@ -296,7 +296,7 @@ def _rungs(run, plan):
         share = min(share, LIMITS.some_entries / (sum(data.sizes) * len(data.units.origin)))
         n_passes = round(of_passes * plan.max_iter * (1.0 - share if plan.begun else 1.0))
         largest = np.uint64(min(share, 1.0 - 2.0**-53) * 2.0**64)
-        rows = data.rows_up_to(run, plan.seed, largest)
+        rows = rows_up_to(run, data, plan.seed, largest)
         if n_passes and len(np.unique(rows[1])) == len(data.labels):
             yield rows, n_passes
         del rows  # they may be as large as memory allows
@@ -440,7 +440,7 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
         keys = [other_keys(k, seed) for k in of_rows]
         record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
         settled = not hyper.learns and record["residual"] < plan.sweeps["tol"]
-        if trace.end(record, ep.model(learning.state) if trace.watched else None):
+        if trace.end(record, ep.model(learning.state)):
             reason = "asked"
         elif settled or trace.n_iter >= plan.max_iter:
             # Epochs are a budget that the user chose, over which the steps fall to zero: to have

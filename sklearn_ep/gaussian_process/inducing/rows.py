@@ -95,20 +95,15 @@ class PartitionedRows:
     weight: float
     units: Units
     var: np.ndarray
-    candidates: np.ndarray
-    candidate_weight: np.ndarray
     labels: np.ndarray
     names: Any
+    candidates: Any = None
+    candidate_weight: Any = None
 
     @property
     def spread(self):
         """Root of the total variance of the rows."""
         return float(np.sqrt(self.var.sum()))
-
-    def rows_up_to(self, run, seed, largest):
-        """Return X, class indices and weights of the rows with keys up to `largest`."""
-        X, y, weight = rows_up_to(run, self.units, seed, largest)
-        return X, y if self.classes is None else np.searchsorted(self.classes, y), weight
 
 
 def dense_copies(weight):
@@ -120,17 +115,10 @@ def dense_copies(weight):
     return np.ascontiguousarray(weight)
 
 
-def _checked_rows(part):
-    """Return X, y and weights of a partition, or raise a ValueError if it is not as it should be.
-
-    Those of `array_parts` are given back as they are.
-    """
-    return read_part(part, None, True, accept_sparse=False, dtype=(np.float64, np.float32))
-
-
 def describe_part(part, _):
-    """Return the `PartDescription` of a partition."""
-    X, y, weight = _checked_rows(part)
+    """Return the `PartDescription` of a partition, or raise a ValueError if it is not usable."""
+    kinds = np.float64, np.float32
+    X, y, weight = read_part(part, None, True, accept_sparse=False, dtype=kinds)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
         # a copy: a view would keep the partition in memory
@@ -192,47 +180,46 @@ def batches_of_part(part, keys, classes, share):
     return list(minibatches(keys, weight, max(1.0, share * weight.sum())))
 
 
-def smallest_keys(part, _, units, seed, count):
+def smallest_keys(part, seed, classes, units, count):
     """Return the `count` smallest distinct keys of the rows of a partition."""
-    X = _checked_rows(part)[0]
-    return np.unique(standard_keys(X, units, seed))[:count]
+    return np.unique(keys_of_part(part, seed, classes, units, False))[:count]
 
 
-def rows_of_part(part, _, units, seed, largest):
-    """Return X, y and weights of the rows of a partition with keys up to `largest`, if not None."""
-    X, y, weight = _checked_rows(part)
+def rows_of_part(part, seed, classes, units, largest):
+    """Return X, class indices and weights of the rows with keys up to `largest`, if not None."""
+    X, y, weight = read_rows(part, classes)
     chosen: Any = slice(None)
     if largest is not None:
         chosen = np.flatnonzero(standard_keys(X, units, seed) <= largest)
     return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
 
 
-def rows_up_to(run, units, seed, largest):
-    """Return X, y and weights of the rows of all partitions with keys up to `largest`, if not None.
+def rows_up_to(run, data, seed, largest):
+    """Return X, class indices and weights of all rows with keys up to `largest`, if not None.
 
     They are chosen by content alone: not by their order, nor by partitions.
     """
-    pieces = run(rows_of_part, range(len(run.parts)), units, seed, largest)
+    pieces = run(rows_of_part, [seed] * len(data.sizes), data.classes, data.units, largest)
     # those of one partition without a second copy
     return [p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*pieces, strict=True)]
 
 
-def key_of_rank(run, units, seed, count):
+def key_of_rank(run, data, seed, count):
     """Return the key up to which there are `count` distinct rows in all partitions."""
-    found = run(smallest_keys, range(len(run.parts)), units, seed, count)
+    found = run(smallest_keys, [seed] * len(data.sizes), data.classes, data.units, count)
     return np.unique(np.concatenate(found))[:count][-1]
 
 
-def candidate_rows(run, units, seed, n_rows, count):
+def candidate_rows(run, data, seed, count):
     """Return `count` distinct rows of all partitions, with their copies, and weights.
 
     They are those of the smallest keys, so that no more than these rows travel.
     """
     if count == 0:
-        return np.empty((0, len(units.origin))), np.empty(0)
-    largest = key_of_rank(run, units, seed, count) if n_rows > count else None
-    rows, _, weight = rows_up_to(run, units, seed, largest)
-    order = _content_order(rows, units, seed)
+        return np.empty((0, len(data.var))), np.empty(0)
+    largest = key_of_rank(run, data, seed, count) if sum(data.sizes) > count else None
+    rows, _, weight = rows_up_to(run, data, seed, largest)
+    order = _content_order(rows, data.units, seed)
     return rows[order], weight[order]
 
 
@@ -242,8 +229,7 @@ def distinct_rows(run, data, count, seed):
     That of their keys: neither choice nor order depends on whether copies are written out. The last
     array says which of them each row is that was looked at.
     """
-    largest = key_of_rank(run, data.units, seed, count)
-    X, y, weight = data.rows_up_to(run, seed, largest)
+    X, y, weight = rows_up_to(run, data, seed, key_of_rank(run, data, seed, count))
     keys = standard_keys(X, data.units, seed)
     order = np.lexsort((y, keys))
     new = np.diff(keys[order]).astype(bool) | np.diff(y[order]).astype(bool)
@@ -272,23 +258,20 @@ def describe(run, own, seed, n_candidates):
         spread = sum(p.spread + p.weight * (c - centre) ** 2 for p, c in pairs)
     total_variance = float(np.sum(spread / weight))
     check_scale(total_variance, varies=False)
-    units = Units.of_moments(origin, centre, spread / weight)
-    n_rows = sum(p.n_rows for p in parts)
-    rows, copies = candidate_rows(run, units, seed, n_rows, n_candidates)
-    check_scale(total_variance, varies=np.any(rows != rows[:1]))
     labels = np.unique(np.concatenate([p.labels for p in parts]))
-    return PartitionedRows(
+    data = PartitionedRows(
         parts=run.parts,
         sizes=[p.n_rows for p in parts],
         classes=None if own else labels,
         weight=weight,
-        units=units,
+        units=Units.of_moments(origin, centre, spread / weight),
         var=spread / weight,
-        candidates=rows,
-        candidate_weight=copies,
         labels=labels,
         names=parts[0].names,
     )
+    data.candidates, data.candidate_weight = candidate_rows(run, data, seed, n_candidates)
+    check_scale(total_variance, varies=np.any(data.candidates != data.candidates[:1]))
+    return data
 
 
 def described(estimator, run, kept, seed):

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ..._engine import hyper
-from ..._engine.loop import SILENT, Result, Trace
+from ..._engine.loop import SILENT, Trace
 from ..._estimator.averaged import AveragedPosterior
 from .. import _base as base
 from .._kernels import with_theta
@@ -246,18 +246,17 @@ def climb(problem, setting, x, monitor):
     iterations, at least 60, the last one whatever is left. Returns the `Result` of the last rung,
     with its reason and the iterations and the history of all, and the names of the rungs that ran.
     """
-    plan, trace, names, n_halved = problem.plan, Trace(monitor), [], 0
+    plan, trace, names = problem.plan, Trace(monitor), list[str]()
     rungs, quota = plan.labels.rungs(plan), max(60, int(0.3 * plan.max_iter))
     for rung in rungs:
         left = plan.max_iter - trace.n_iter
         most = left if rung is rungs[-1] else min(quota, left)
         result = problem.by_rung(setting, rung, x, tol=plan.tol, max_iter=most, monitor=trace)
         names.append(rung.name)
-        x, n_halved = result.x, n_halved + result.n_halved
+        x = result.x
         if result.reason in ("converged", "asked") or trace.n_iter >= plan.max_iter:
             break
-    merged = Result(x, result.evaluation, trace.n_iter, result.reason, trace.history, n_halved)
-    return merged, names
+    return replace(result, n_iter=trace.n_iter, history=trace.history), names
 
 
 def _attributes_of_setting(setting, path):
