@@ -189,8 +189,6 @@ class KernelScales:
 
     def log_prior(self, phi):
         """Return the log prior density of phi and its gradient."""
-        if self.both is None:
-            return 0.0, 0.0
         return self.prior.log_density(phi), self.prior.slope(phi)
 
 

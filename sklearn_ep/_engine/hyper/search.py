@@ -343,8 +343,6 @@ class _AscentState:
         down, up = self.gradient < 0, self.gradient > 0
         free = np.flatnonzero(~(((self.x <= low) & down) | ((self.x >= high) & up)))
         step = np.zeros_like(self.x)
-        if not len(free):
-            return step, 0.0
         step[free] = np.linalg.solve(self.curvature[np.ix_(free, free)], self.gradient[free])
         promised = 0.5 * float(step @ self.gradient)
         return step / max(1.0, float(np.max(np.abs(step))) / self.longest), promised
@@ -528,7 +526,8 @@ def search_from_rows(
     below, near = found[0], None
     curvature, lacking = curvature_at(of_rows, below, bounds, 0.1 if exact_gradient else 0.2)
     nodes = nodes.from_rows(rows, below)
-    limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter)
+    ended = partial(told, monitor)
+    limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=ended)
     if not exact_gradient and patient >= 1.0:
         tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
         limits |= dict(gain=max(0.1, accuracy.gain), lacking=lacking / share, patience=tries)
@@ -540,7 +539,6 @@ def search_from_rows(
         start = np.nan if near is None else near.log_evidence
         growth = np.clip(start / below.log_evidence, 1.0, 1.0 / share)
         limits |= dict(patience=1, longest=0.5, lacking=lacking * growth, near=near)
-    limits["ended"] = partial(told, monitor)
     top = ascend(nodes.evaluate, below.phi, bounds, curvature / share, **limits)
     if top is not None and top[1].reason != "stuck":
         return nodes, *top

@@ -13,7 +13,6 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine import hyper
-from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
@@ -322,11 +321,10 @@ def _start_warm(plan, estimator):
     last = estimator._last_fit
     if not may_start_warm(estimator, plan.data) or plan.labels.copies is not None:
         return
-    if last.kernel.n_dims != plan.kernel.n_dims:
-        return
     sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
     shape = plan.labels.n_sites, 2, sum(plan.data.sizes)
-    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != shape:
+    alike = sites.shape == shape and last.kernel.n_dims == plan.kernel.n_dims
+    if not alike or last.joint != isinstance(plan.labels, JointLabels):
         return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     Z = last.inducing_points
@@ -544,10 +542,7 @@ def nearest_points(plan, node, monitor):
     precision, shift = dense.sites()
 
     def at(vector, _):
-        try:
-            latent = InducingGP(dense.kernel, dense.X, space.prior(vector).Z, plan.jitter)
-        except ImproperPosterior:  # such as inducing points that have met
-            return None
+        latent = InducingGP(dense.kernel, dense.X, space.prior(vector).Z, plan.jitter)
         state, half = latent.posterior(precision, shift), -0.5 * precision
         slope = latent.evidence_gradient(state, half, inputs=plan.learn_inducing)[1]
         bound = state.log_evidence + half @ latent.extra_var

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import LearningEnd
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
@@ -489,10 +488,7 @@ class InducingProblem:
 
         From what a neighbour keeps. The gradient is worth two passes.
         """
-        try:
-            prior = self.hyper.prior(vector)
-        except ImproperPosterior:  # such as inducing points that have met
-            return None
+        prior = self.hyper.prior(vector)
 
         def solve(state, damping):
             steps = self.sweeps | dict(damping=damping)

@@ -104,11 +104,10 @@ def plan_stream(estimator, joint):
     """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
     labels, sweeps = labels_of(estimator, joint), base.sweeps_of(estimator)
     optimizer = checked_optimizer(estimator, labels.factor)
-    if optimizer == "fmin_l_bfgs_b":
-        optimizer = "adam"
+    of_steps = STEP_RULES.get(optimizer, STEP_RULES["adam"])
     return StreamPlan(
         labels=labels,
-        step_rule=optimizer and STEP_RULES[optimizer](estimator.learning_rate),
+        step_rule=optimizer and of_steps(estimator.learning_rate),
         batch_size=estimator.batch_size,
         n_inducing=base.inducing_count(estimator) if estimator.inducing_points is None else 0,
         jitter=estimator.jitter,

@@ -9,7 +9,6 @@ The structure at rows in memory is here, too.
 """
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -95,26 +94,21 @@ class InducingPrior:
 
 
 def whitened(prior, X, blocks, place, kind=np.float64, keep=False):
-    """Yield what `whiten` says of each block of rows, from `KEPT` if it is known there.
+    """Return what `whiten` says of each block of rows, from `KEPT` if it is known there.
 
     Passes under one prior follow each other: what is whitened of a part is kept at its `place`, if
     that is not None, until the prior is another. That is so where there are no more points than
     columns, and not with `keep`, since a contraction needs the kernel again.
     """
-    size = len(X) * len(prior.Z)
-    lasts = place is not None and not keep and len(prior.Z) <= X.shape[1] and size <= KEPT.most
-    known: Any = KEPT.find(*place) if lasts else None
+    each, size = (prior.whiten(X[block], keep, kind) for block in blocks), len(X) * len(prior.Z)
+    if place is None or keep or len(prior.Z) > X.shape[1] or size > KEPT.most:
+        return each
+    token, k = place
+    known = KEPT.find(token, k)
     if known is None or known[0] is not kind or not known[1].same_as(prior):
-        known = kind, prior, []
-    done = known[2]
-    for i, block in enumerate(blocks):
-        each = done[i] if i < len(done) else prior.whiten(X[block], keep, kind)
-        if lasts and i == len(done):
-            done.append(each)
-        yield each
-    if lasts:
-        token, k = place
+        known = kind, prior, list(each)
         KEPT.keep(token, k, known, size)
+    return known[2]
 
 
 class InducingPosterior:

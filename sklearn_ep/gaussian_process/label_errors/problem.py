@@ -391,10 +391,7 @@ class ErrorProblem:
         if not self.through_points:
             setting = setting._replace(points=None)
         labels = self.plan.labels
-        try:
-            ep = labels.ep(self.plan, setting, self.y, passing=True)
-        except ImproperPosterior:  # inducing points that have met
-            return None
+        ep = labels.ep(self.plan, setting, self.y, passing=True)
         solve = labels.solver(ep, self.plan.rule, labels.damping)
         tol = spaces.tol_of_nodes(self.tol, self.plan.weight.sum())
         solve = partial(solve, tol=tol, max_iter=40, accelerate=True)
