@@ -291,7 +291,7 @@ class _Gradient:
 
     def add(self, W, slopes):
         """Add the `RowSlopes` of one posterior at whitened rows W of a block."""
-        towards_w, scaled = slopes.towards, values.rows_times(W, slopes.noise)
+        towards_w, scaled = slopes.towards, slopes.noise.astype(W.dtype, copy=False)[:, None] * W
         towards_w -= scaled
         if self.fresh:
             self.inner -= W.T @ towards_w
@@ -375,10 +375,9 @@ class _PassSums:
     def __init__(self, model, rows, how):
         self.labels, self.how, n = model.labels, how, len(rows.X)
         C, P, q = self.labels.n_sites, len(model.posteriors), len(model.posteriors[0].mean)
-        self.moved: Any = None
-        self.variances: Any = None
-        if rows.sites is not None:
-            self.moved, self.variances = np.empty((C, 2, n)), np.empty((C, n))
+        each = rows.sites is not None  # of an averaged site nothing is kept row by row
+        self.moved: Any = np.empty((C, 2, n)) if each else None
+        self.variances: Any = np.empty((C, n)) if each else None
         self.memory: Any = None if rows.memory is None else np.empty_like(rows.memory)
         self.gram: Any = np.zeros((P, q, q)) if how.sums else 0.0
         self.shift: Any = np.zeros((P, q)) if how.sums else 0.0

@@ -26,11 +26,6 @@ def block_rows(m, entries=100_000):
     return int(np.clip(entries // m, 128, 4096))
 
 
-def rows_times(W, v):
-    """Return diag(v) W in the float type of W."""
-    return v.astype(W.dtype, copy=False)[:, None] * W
-
-
 def times_rows(v, W):
     """Return v W (m,) in the float type of W."""
     return v.astype(W.dtype, copy=False) @ W
