@@ -91,7 +91,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     variance : {"auto", "exact", "calibrated", "monte_carlo", "lanczos"}, default="auto"
         Marginal variances of the rows. "exact" factorises a matrix of the smaller side of X at
         every step. "calibrated" takes the shape of the variances from the diagonal of the posterior
-        precision and their level from a few samples. "monte_carlo" is the mean square of the
+        precision and their level from a few samples. On six sets of 600 rows and 3000 sparse
+        columns variances of new rows are within 8 % of exact ones. A training row that is predicted
+        counts as a new one, and its variance is 1.5 to 6 times too large; `latent_covariance`,
+        which solves for its rows, is right for both. "monte_carlo" is the mean square of the
         samples alone, with a relative error of sqrt(2 / n_variance_samples). "lanczos" is the
         published choice, kept for comparison. It finds the directions of least variance first. On
         text and other data with many columns it keeps a few per cent of the variance, so that the

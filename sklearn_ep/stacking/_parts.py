@@ -204,6 +204,8 @@ def fit_part(name, part, X, y, sample_weight, cv, warned):
             raise ValueError(
                 f"the part {name!r} has no predict_proba: wrap it in CalibratedClassifierCV."
             )
+        # of a class that a fold lacks below: its rows have no probability
+        warnings.filterwarnings("ignore", "Number of classes in training fold", RuntimeWarning)
         proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
     own = proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
     for train, test in cv:
