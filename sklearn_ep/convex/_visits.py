@@ -576,7 +576,7 @@ class NaturalGradient:
         n_scales = len(log_scales(self.prior, self.prior.start_scale))
         acceleration = _WithScales(depth=5, mixing=damping, n_scales=n_scales)
         steps = dict(damping=damping, acceleration=acceleration)
-        return iterate(self.evaluate, x, accept=_no_fall, **steps, **limits)
+        return iterate(self.evaluate, x, accept=_no_fall, backtracks=3, **steps, **limits)
 
 
 def _no_fall(current, candidate):
