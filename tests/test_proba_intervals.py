@@ -77,6 +77,20 @@ def test_ends_are_the_link_at_quantiles_of_one_normal(likelihood, link):
     np.testing.assert_allclose(est.predict_proba_interval(NEW), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+def test_points_at_which_no_class_has_a_probability_are_counted(likelihood):
+    """Far from all rows each of many classes may be ruled out, one against the rest."""
+    kernel = 1e6 * RBF(0.1)
+    model = EPGaussianProcessClassifier(
+        kernel, optimizer=None, likelihood=likelihood, multi_class="one_vs_rest"
+    )
+    model.fit(X, THREE)
+    interval = model.predict_proba_interval([[9.0, 9.0, 9.0]])[0]
+    draws = model.sample_proba([[9.0, 9.0, 9.0]], 2000, random_state=0)[:, 0]
+    shares = np.mean((draws >= interval[:, 0]) & (draws <= interval[:, 1]), axis=0)
+    assert np.all(shares > 0.9)
+
+
 def test_ends_are_quantiles_of_the_average():
     """The nodes fitted one by one: the mixture of their normals has the levels at the ends.
 

@@ -5,6 +5,7 @@ latent values. This posterior is a mixture of normal distributions, one for each
 hyperparameters.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ def latent_mean(posterior, X):
 
 
 def probabilities(log_proba):
-    """Return probabilities (.., K) of classes that sum to one to the last digit."""
+    """Return probabilities (.., K) of classes from their logs, with sum one to the last digit."""
     proba = np.exp(log_proba)
     return proba / proba.sum(axis=-1, keepdims=True)
 
@@ -202,7 +203,7 @@ class SeparateLatents:
         problems = self._at(X)
         first = problems[0]
         if len(problems) > 1:
-            return _interval_of_points(problems, level, probabilities)
+            return _interval_of_points(problems, level, partial(softmax, axis=-1))
         if any(link is not first.links[0] for link in first.links):
             return _interval_of_points(problems, level, np.exp)[:, 0]
         ends = mixture_quantiles(first.weight, first.mean, np.sqrt(first.var), ends_of(level))

@@ -8,7 +8,10 @@ from scipy.special import expit, log_expit, ndtr
 from scipy.stats import multivariate_normal, norm
 
 from sklearn_ep._engine.hyper import (
+    Lattice,
     Node,
+    Spacing,
+    Visits,
     average_of,
     draw_mixture,
     find_mode,
@@ -19,6 +22,7 @@ from sklearn_ep._engine.hyper import (
     mixture_quantiles,
     sample_about,
 )
+from sklearn_ep._engine.loop import SILENT
 
 OPEN = np.array([-np.inf, np.inf])
 
@@ -191,3 +195,46 @@ def test_mixtures_against_draws():
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.006
     log_p = np.log(rng.uniform(size=(3, 4, 2)))
     assert_allclose(np.exp(log_mixture(weight, log_p)), np.tensordot(weight, np.exp(log_p), 1))
+
+
+def _quantiles_on_a_mesh(log_density, levels):
+    """Return quantiles (len(levels), 2) of two coordinates, by sums over a fine mesh."""
+    mesh = np.linspace(-9.0, 9.0, 1200)
+    value = log_density(np.stack(np.meshgrid(mesh, mesh, indexing="ij"), -1))
+    mass = np.exp(value - value.max())
+    shares = (mass.sum(1 - k) / mass.sum() for k in (0, 1))
+    return np.stack([np.interp(levels, np.cumsum(share), mesh) for share in shares], 1)
+
+
+@pytest.mark.parametrize("width, most, close", [(0.5, 60, 0.2), (0.3, 60, 0.3), (0.2, 45, 2.0)])
+def test_bent_posteriors_are_interpolated_and_drawn_from(width, most, close):
+    """Only the sum of two variances is known, so that the posterior is a ridge with a corner.
+
+    It is that of two grouping factors with about the same groups. A lattice that is too coarse for
+    the ridge, or that ends for want of nodes, still has draws near the quantiles.
+    """
+
+    def log_density(phi):
+        both = 0.5 * np.log(np.sum(np.exp(2.0 * phi), -1))
+        return -0.5 * ((both - 2.0) / width) ** 2 - 0.5 * np.sum((phi / 1.5) ** 2, -1)
+
+    def evaluate(phi, near):
+        moves = 1e-5 * np.vstack([np.eye(2), -np.eye(2)])
+        slope = np.subtract(*log_density(phi + moves).reshape(2, 2)) / 2e-5
+        return Node(phi, float(log_density(phi)), 0.0, slope, 0.0, None)
+
+    bounds, moves = np.tile(OPEN, (2, 1)), 0.1 * np.eye(2)
+    mode = find_mode(evaluate, np.array([1.5, -0.2]), bounds)
+    ahead, behind = (
+        np.array([evaluate(mode.phi + sign * m, mode).gradient for m in moves]) for sign in (1, -1)
+    )
+    values, vectors = np.linalg.eigh((behind - ahead) / 0.2)
+    lattice = Lattice(mode, vectors / np.sqrt(values), Spacing(1.2, 5.5, most))
+    with SILENT.phase("integration") as told:
+        lattice.explore(Visits(evaluate, bounds, told))
+    average, levels = lattice.smooth_average(), [0.25, 0.5, 0.75]
+    quantiles = average.smooth.quantiles(levels, lambda phi: phi)
+    assert_allclose(quantiles, _quantiles_on_a_mesh(log_density, levels), atol=close)
+    rng = np.random.RandomState(0)
+    drawn = average.draw_near(rng.choice(len(average.nodes), 4000, p=average.weight), rng)
+    assert_allclose(np.quantile(drawn, levels, axis=0), quantiles, atol=0.2)

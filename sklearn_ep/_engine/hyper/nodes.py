@@ -524,22 +524,22 @@ class Lattice:
     def smooth_average(self) -> Average:
         """Return the `Average` over all nodes above the floor, with the distribution between them.
 
-        Importance weights need its tails: no node is left out for weighing little.
+        Importance weights need its tails: no node is left out for weighing little. The distribution
+        keeps those below the floor as well: where the posterior is bent, tangents say of their
+        places that they are the highest of all.
         """
         floor = self.floor()
-        kept = sorted(
-            (place, node)
-            for place, node in self.nodes.items()
-            if node is not None and node.objective >= floor
-        )
-        places, nodes = zip(*kept, strict=True)
+        known = sorted((place, node) for place, node in self.nodes.items() if node is not None)
+        places, nodes = map(list, zip(*known, strict=True))
         log_density = np.array([node.objective for node in nodes])
-        average = average_of(nodes, self.log_cell + log_density, least=0.0)
+        kept = np.flatnonzero(log_density >= floor)
+        average = average_of([nodes[k] for k in kept], self.log_cell + log_density[kept], least=0.0)
         axes = Axes(self.origin.phi, self.axes)
-        if len(nodes) == 1:
+        if len(kept) == 1:
             return average._replace(axes=axes)
-        told = log_density, np.array([node.gradient for node in nodes])
-        smooth = between_nodes(axes, self.spacing.step, np.array(places), *told)
+        # a spline through values far below the others would swing between those
+        told = np.maximum(log_density, floor - self.spacing.depth), [n.gradient for n in nodes]
+        smooth = between_nodes(axes, self.spacing.step, np.array(places), *map(np.array, told))
         return average._replace(smooth=smooth, axes=axes)
 
     def average(self, visits: Visits) -> Average:

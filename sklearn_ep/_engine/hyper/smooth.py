@@ -31,6 +31,7 @@ class _Resolution(NamedTuple):
     difference: float = 1e-3  # sd, of slopes of the surrogate
     balanced: float = 1e-4  # change of the masses that ends the balancing of points and nodes
     most_balancing: int = 500
+    farthest: float = 400.0  # squared gap in sd: a node far from all points has draws nevertheless
 
 
 _FINE = _Resolution()
@@ -95,7 +96,8 @@ class SmoothDistribution:
         lower = np.linalg.cholesky(apart.T @ apart + 1e-12 * np.eye(len(mean)))
         white, places = (np.linalg.solve(lower, (a - mean).T).T for a in (self.points, nodes))
         gap = np.sum(white**2, 1)[:, None] - 2.0 * white @ places.T + np.sum(places**2, 1)
-        kernel = np.exp(-0.5 * (gap - gap.min(1, keepdims=True)))
+        gap -= gap.min(1, keepdims=True)
+        kernel = np.exp(-0.5 * np.minimum(gap, _FINE.farthest))
         scale = np.ones(len(weight))
         for _ in range(_FINE.most_balancing):
             rows = self.mass / (kernel @ scale)
@@ -189,8 +191,9 @@ def _filled(
     gap = box.reshape(-1, 1, box.shape[-1]) - place
     nearest = np.argmin(np.sum(gap**2, 2), axis=1)
     moved = step * gap[np.arange(len(gap)), nearest]
-    guess = log_density[nearest] + np.sum((slope[nearest] - 0.5 * moved) * moved, 1)
-    return guess.reshape(box.shape[:-1])
+    change = np.sum((slope[nearest] - 0.5 * moved) * moved, 1)
+    # nobody looked where the change is upwards, and tangents to a bent ridge lead off it
+    return (log_density[nearest] + np.minimum(change, 0.0)).reshape(box.shape[:-1])
 
 
 class Star:
