@@ -104,9 +104,9 @@ class ScaleLimits(NamedTuple):
     share: float = 0.03  # and as a share of the next step
     counts: float = 1e-3  # weight of a node whose sites have to have settled
     settled: float = 0.01  # residual there up to which its log evidence is as good as exact
-    # sd between nodes: the trapezoidal rule of a Gaussian is exact to 6e-6. Ends of intervals of two
-    # factors are within .018 sd of those by 300 nodes in the mean of 18 sets. With 1.4 and a depth of
-    # 7 they are within .023, in .75 of the time, but .46 of the draws are effective in place of .70.
+    # sd between nodes: the trapezoidal rule of a Gaussian is exact to 6e-6. Ends of intervals of
+    # two factors are within .018 sd of those by 300 nodes in the mean of 18 sets. With 1.4 and a
+    # depth of 7 that is .023, in .75 of the time, but .46 of the draws are effective, not .70.
     step: float = 1.25
     depth: float = 8.0  # log density below the largest at which the lattice ends
     usual: tuple[int, ...] = (0, 12, 45)  # nodes of a lattice as a rule, by coordinates
