@@ -387,14 +387,25 @@ class Learner(Printed):
         Raises
         ------
         ValueError
-            If a row has no label yet or comes twice, a label is missing or not among `classes`, or
-            there are not as many labels as rows. Nothing has changed then.
+            If a row has no label yet or comes twice, a label is missing or not among `classes`,
+            there are not as many labels as rows, or the refit raises it. Nothing has changed then.
         """
         rows, told = self._labels.told(indices, labels)
         unknown = sorted(set(rows) - set(self._labels.rows))
         if unknown:
             raise ValueError(f"rows {unknown} of indices have no label yet: use `tell`.")
+        before, values = vars(self).copy(), self._labels.values
         self._labels.correct(rows, told)
+        try:
+            self._start_over()
+        except BaseException:  # the last refit knows the labels from before
+            vars(self).update(before)
+            self._labels.values = values
+            raise
+        return self
+
+    def _start_over(self):
+        """Refit to labels of which some have changed."""
         had_model, self._posterior, self._n_fitted = self.estimator_ is not None, None, 0
         if not self._labels.enough(self._estimator):
             self.estimator_, self.classes_ = None, None
@@ -402,7 +413,6 @@ class Learner(Printed):
             self.refit()
         else:
             _refit_if_due(self)
-        return self
 
     def refit(self) -> Self:
         """Fit the estimator to all labels now, unless the last refit had them all.

@@ -21,6 +21,7 @@ from sklearn_ep import (
     ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 from sklearn_ep.active_learning import Learner, learn, modal_query_strategy, query, scores
@@ -337,6 +338,16 @@ def test_a_correction_may_take_the_second_class_away_and_bring_it():
         with pytest.raises(ValueError, match=match):
             learner.correct(indices, labels)
     assert learner.y_.tolist() == ["b", "a", "a"]
+
+
+def test_a_correction_that_no_refit_takes_changes_nothing():
+    learner = Learner(SpikeSlabClassifier(), X, known(Y, 20)).tell([20, 21], Y[20:22])
+    proba, asked = learner.predict_proba(), learner.ask(2)
+    with pytest.raises(ValueError, match="binary"):
+        learner.correct([3], [2.0])
+    np.testing.assert_array_equal(learner.y_, Y[:22])
+    np.testing.assert_array_equal(learner.predict_proba(), proba)
+    np.testing.assert_array_equal(learner.ask(2), asked)
 
 
 def test_the_objective_chooses_what_auto_stands_for():
