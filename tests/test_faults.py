@@ -18,6 +18,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.gaussian_process.kernels import RBF
 
+import sklearn_ep
 from sklearn_ep import (
     BayesianStackingClassifier,
     ConvexVariationalLogistic,
@@ -322,16 +323,8 @@ def test_flags_of_the_wrong_type_are_named_before_work(estimator):
             assert not hasattr(est, "n_features_in_")
 
 
-PUBLIC = [
-    BayesianStackingClassifier,
-    ConvexVariationalLogistic,
-    ConvexVariationalRegressor,
-    EPGaussianProcessClassifier,
-    HierarchicalEPLogistic,
-    RelaxedEPClassifier,
-    SpikeSlabClassifier,
-    SpikeSlabRegressor,
-]
+EXPORTED = [getattr(sklearn_ep, name) for name in sklearn_ep.__all__]
+PUBLIC = [kind for kind in EXPORTED if inspect.isclass(kind)]
 WRONG = {"text": "text", "nan": np.nan, "mixed list": [1, "text"], "object": object()}
 
 

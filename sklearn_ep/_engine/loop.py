@@ -332,6 +332,7 @@ class _Iteration:
                 break
             plain = self._admitted(self.x + share * (target - self.x), target)
             new, halved = yield from self._proper(plain, target, share)
+            # where scales are learned a whole step may be right although the objective falls
             refused = self._refused(before) and self.found.residual > before.residual
         if halved and self.acceleration is not None:
             self.acceleration.reset()

@@ -94,8 +94,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         precision and their level from a few samples. On six sets of 600 rows and 3000 sparse
         columns variances of new rows are within 8 % of exact ones. A training row that is predicted
         counts as a new one, and its variance is 1.5 to 6 times too large; `latent_covariance`,
-        which solves for its rows, is right for both. "monte_carlo" is the mean square of the
-        samples alone, with a relative error of sqrt(2 / n_variance_samples). "lanczos" is the
+        which solves for its rows, is right for both (``pytest tests -k variances_are_those``).
+        "monte_carlo" is the mean square of the samples alone, with a relative error of
+        sqrt(2 / n_variance_samples). "lanczos" is the
         published choice, kept for comparison. It finds the directions of least variance first. On
         text and other data with many columns it keeps a few per cent of the variance, so that the
         fit becomes the posterior mode. "auto" takes "exact" for dense X up to 4000 rows or columns

@@ -328,6 +328,21 @@ def test_a_prediction_depends_on_its_row_alone(variance):
     assert "objective" not in e.history_
 
 
+def test_calibrated_variances_are_those_of_new_rows():
+    X = sp.random(600, 3000, density=0.01, random_state=0, format="csr")
+    new = sp.random(100, 3000, density=0.01, random_state=1, format="csr")
+    rng = np.random.default_rng(0)
+    y = X @ rng.normal(size=3000) + 0.5 * rng.logistic(size=600) > 0
+    known = dict(prior_variance=1.0, calibration=None, random_state=0)
+    exact = ConvexVariationalLogistic(variance="exact", **known).fit(X, y)
+    found = ConvexVariationalLogistic(variance="calibrated", **known).fit(X, y)
+    (_, of_new), (_, of_seen) = (found.latent_mean_and_variance(rows) for rows in (new, X[:100]))
+    np.testing.assert_allclose(of_new, exact.latent_mean_and_variance(new)[1], rtol=0.08)
+    seen = exact.latent_mean_and_variance(X[:100])[1]
+    np.testing.assert_allclose(np.diag(found.latent_covariance(X[:100])), seen, rtol=0.03)
+    assert np.all(of_seen > 1.1 * seen)  # a training row counts as a new one
+
+
 def test_calibrated_fit_is_close_to_exact_and_its_draws_and_covariances_are_of_its_posterior():
     X, y, _ = make_sparse_logistic(800, 400, random_state=1)
     X, new, y = X[:600], X[600:], y[:600]

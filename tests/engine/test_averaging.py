@@ -197,7 +197,7 @@ def _quantiles_on_a_mesh(log_density, levels):
     return np.stack([np.interp(levels, np.cumsum(share), mesh) for share in shares], 1)
 
 
-@pytest.mark.parametrize("width, most, close", [(0.5, 60, 0.2), (0.3, 60, 0.3), (0.2, 45, 2.0)])
+@pytest.mark.parametrize("width, most, close", [(0.5, 60, 0.15), (0.3, 60, 0.2), (0.2, 45, 2.0)])
 def test_bent_posteriors_are_interpolated_and_drawn_from(width, most, close):
     """Only the sum of two variances is known, so that the posterior is a ridge with a corner.
 

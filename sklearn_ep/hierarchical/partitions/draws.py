@@ -65,8 +65,9 @@ def _log_likelihood(rows, phi, q):
 def _adaptive(modes, lower):
     """Yield nodes (S, J, q) and log weights (S, J) of adaptive Gauss-Hermite quadrature.
 
-    By the second rule: with the first, five nodes of each of two effects, the log evidence of
-    thirty groups was off by .10 nats at a scale of 2 and by 1.0 at 8, with nine by .002 and .2.
+    By the second rule, where there is more than one: with the first, five nodes of each of two
+    effects, the log evidence of thirty groups was off by .10 nats at a scale of 2 and by 1.0 at 8,
+    with nine by .002 and .2.
     """
     q = modes.shape[2]
     x, log_rule = part.effect_rules(q)[:2][-1]
