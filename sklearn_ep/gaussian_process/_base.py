@@ -786,7 +786,8 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             kernels are learned by; `log_evidence_` is that of the `rule` of the fit.
         gradient : ndarray of shape (p,)
             Only if `eval_gradient`; in the parameters as they were given. Of more than two classes
-            jointly it is found by central differences, in 2 p further runs of EP.
+            jointly, and where rows share an averaged site, it is found by central differences, in
+            2 p further runs of EP.
 
         Raises
         ------

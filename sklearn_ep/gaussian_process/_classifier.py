@@ -157,6 +157,8 @@ class EPGaussianProcessClassifier(base.GaussianProcessBase):
     site_memory : {"scalars", "average"}, default="scalars"
         "scalars" keeps two numbers a row. "average" gives every row the average of all sites (Li et
         al. 2015): m^2 numbers whatever n, and nearly the same posterior once n is many times m.
+        Kernels are learned by the gradient at sites that stay, which then only nears that of the
+        log evidence as rows grow in number.
     n_partitions : int, default=None
         Pieces of the rows in passes of the sparse method, for `n_jobs` workers; None is one piece.
         The answer does not depend on it beyond rounding, except that every piece has its share of

@@ -348,6 +348,17 @@ def test_average_site_keeps_nothing_per_row():
     assert not hasattr(average, "inducing_points_") and len(average.site_shift_) == 50
 
 
+def test_averaged_sites_move_with_the_kernel_and_the_gradient_of_the_evidence_knows_it():
+    X, y = toy(60)
+    est = fixed(inducing_points=X[:15], tol=1e-8, site_memory="average").fit(X, y)
+    theta, step = est.kernel_.theta, 0.01 * np.eye(3)
+    gradient = est.log_marginal_likelihood(theta, eval_gradient=True)[1]
+    higher, lower = (
+        np.array([est.log_marginal_likelihood(t) for t in theta + e]) for e in (step, -step)
+    )
+    np.testing.assert_allclose(gradient, (higher - lower) / 0.02, atol=2e-3)
+
+
 def test_classes_share_one_kernel():
     X, y = load_iris(return_X_y=True)
     X, y = ((X - X.mean(0)) / X.std(0))[::3], y[::3]

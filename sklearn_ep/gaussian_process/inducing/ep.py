@@ -101,13 +101,17 @@ class BinaryProblems:
     share: float = 1.0
     n_latents: ClassVar[int] = 1
     linear: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = True
     accuracy: ClassVar[Accuracy] = Accuracy()
 
     @property
     def n_sites(self):
         """Number of sites that a row has."""
         return self.n_posteriors
+
+    @property
+    def exact_gradient(self):
+        """Whether the gradient is that of the log evidence: averaged sites move with the kernel."""
+        return self.copies is None
 
     def own_sites(self, k):
         """Return where the sites of posterior k are."""
