@@ -92,6 +92,16 @@ def test_no_node_beyond_bounds_or_without_posterior():
     assert hyper.find_mode(refusing, np.array([-1.0]), np.array([OPEN])) is None
 
 
+def test_mode_that_rounding_leaves_beside_its_bound_has_the_nodes_of_one_on_it():
+    model, bounds = Gaussian([-1.0, 0.0], [[1.0, 0.6], [0.6, 1.0]]), np.array([[0.3, 9.0], OPEN])
+    on, beside = (
+        hyper.integrate(model, model(np.array([edge, 0.78]), None), bounds)
+        for edge in (0.3, np.nextafter(0.3, 0.0))
+    )
+    assert_allclose(beside.phi, on.phi, atol=1e-9)
+    assert_allclose(beside.weight, on.weight, atol=1e-9)
+
+
 def test_lattice_starts_again_at_a_better_mode():
     """Two modes on one ridge: that with nearly all of the mass is found from the other."""
 

@@ -292,3 +292,15 @@ def test_draws_where_prior_variances_are_far_above_those_of_the_posterior(model,
     fit = clone(model).set_params(kernel=1.0 * DotProduct(1.0), random_state=0).fit(X, y)
     mean = fit.sample_proba(X, 1000, random_state=0).mean(axis=0)
     np.testing.assert_allclose(mean, fit.predict_proba(X), atol=0.08)
+
+
+@pytest.mark.filterwarnings("ignore:.*half the range of a column:UserWarning")
+@pytest.mark.parametrize("seed", [0, 1, 4, 5])
+def test_classes_settle_where_prior_variances_are_1e5_times_those_of_the_posterior(seed):
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([5.0 * rng.integers(1, 160, 47), rng.normal(size=47)])
+    y = rng.integers(3, size=47)
+    kw = dict(kernel=1.0 * DotProduct(1.0), method="dense", optimizer=None, multi_class="joint")
+    # without a step of refinement rounding keeps residuals at .01 to .05
+    fit = EPGaussianProcessClassifier(tol=1e-4, **kw).fit(X, y)
+    assert fit.history_["residual"][-1] < 1e-4 and fit.n_iter_ < 30

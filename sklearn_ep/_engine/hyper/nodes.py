@@ -310,8 +310,12 @@ class Visits:
         self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
-        """Return whether phi (T,) is within the bounds."""
-        return bool(np.all((phi >= self.bounds[:, 0]) & (phi <= self.bounds[:, 1])))
+        """Return whether phi (T,) is within the bounds, but for rounding.
+
+        That may leave a mode beside the bound it is on, and all nodes along the bound with it.
+        """
+        low, high = (self.bounds + 1e-12 * np.abs(self.bounds) * [-1.0, 1.0]).T
+        return bool(np.all((phi >= low) & (phi <= high)))
 
     def __call__(self, points: Iterable[np.ndarray], near: Sequence[Node]) -> list[Node | None]:
         """Return the nodes at points, each from its neighbour; None outside of the bounds."""

@@ -29,7 +29,7 @@ from ..._engine.gaussian import (
     weighted_gram,
 )
 from ..._engine.hyper import Accuracy
-from ..._engine.loop import Anderson, Evaluation, iterate
+from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from . import values
@@ -583,20 +583,29 @@ class InducingEP:
         shift = np.stack([p.shift for p in model.posteriors])
         return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
-    def solve(self, state, *, damping, accelerate, **limits):
+    def solve(self, state, *, max_iter, tol, damping, accelerate, monitor=SILENT):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
         Returns the `Result` of the loop, and state and model at its end. See `loop.iterate` for
         the limits. Acceleration mixes whole steps where sums are made afresh, as that of dense
         sites of several classes does.
         """
-        sweeps = _FixedPoint(self, state.prior)
+        sweeps, acceleration, empty = _FixedPoint(self, state.prior), None, False
         if accelerate:
-            known = np.any(state.shift) if state.sites is None else any(map(np.any, state.sites))
+            empty = not any(map(np.any, state.sites or [state.shift]))
             acceleration = Anderson(mixing=damping) if self.labels.linear else Anderson(depth=4)
-            limits |= dict(acceleration=acceleration, undamped_start=not known)
-        limits |= dict(damping=damping, repair=sweeps.admissible)
-        result = iterate(sweeps.evaluate, sweeps.packed(state), **limits)
+        # keywords one by one: a call with ** keeps the start, which is as long as the rows
+        result = iterate(
+            sweeps.evaluate,
+            sweeps.packed(state),
+            max_iter=max_iter,
+            tol=tol,
+            damping=damping,
+            acceleration=acceleration,
+            repair=sweeps.admissible,
+            monitor=monitor,
+            undamped_start=empty,
+        )
         return result, self.state_of(result), result.evaluation.payload
 
 

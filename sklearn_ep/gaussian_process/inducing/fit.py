@@ -412,8 +412,11 @@ def _learned_and_converged(plan, ep, trace):
     elif end.n_steps and state.sites is not None:
         # between minibatches the posterior runs ahead of the sites, and tells what they would be
         ahead = plan.batch_size is not None and space.learns and not asked
-        prior, sites = state.prior, state.sites
-        state = ep.renew(ep.model(state), sites) if ahead else ep.restate(prior, sites)
+        # no name for the old sites, which would keep them: the memory of a fit is arrays of n
+        if ahead:
+            state = ep.renew(ep.model(state), state.sites)
+        else:
+            state = ep.restate(state.prior, state.sites)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, trace.monitor)
     if average is not None:
