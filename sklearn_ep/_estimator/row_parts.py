@@ -78,13 +78,19 @@ def naming_part(k=None):
         raise ValueError(f"{which}: {error}") from error
 
 
-def checked_arrays(arrays, classifier, accept_sparse="csr", dtype=np.float64, weighted=False):
-    """Return X (dense or CSR), y and weights of raw arrays, which have their own if `weighted`."""
+def checked_arrays(
+    arrays, classifier, accept_sparse="csr", dtype=np.float64, weighted=False, n_columns=1
+):
+    """Return X (dense or CSR), y and weights of raw arrays, which have their own if `weighted`.
+
+    X has at least `n_columns`.
+    """
     if len(arrays) != 2 and not (weighted and len(arrays) == 3):
         kind = "(X, y) or (X, y, sample_weight)" if weighted else "a pair (X, y)"
         raise ValueError(f"it must be {kind}, got {len(arrays)} objects.")
     check_columns(arrays[0])
-    X = check_array(arrays[0], dtype=dtype, accept_sparse=accept_sparse, input_name="X")
+    kinds: dict[str, Any] = dict(dtype=dtype, accept_sparse=accept_sparse)
+    X = check_array(arrays[0], ensure_min_features=n_columns, input_name="X", **kinds)
     y = column_or_1d(arrays[1], warn=True)
     if X.shape[0] != len(y):
         raise ValueError(f"X has {X.shape[0]} rows, and y has {len(y)} of them.")

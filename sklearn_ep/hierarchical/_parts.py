@@ -111,7 +111,9 @@ def checked_part(arrays, columns):
         table = array_of(arrays[0])
         labels = [_factors.labels_of(table, f) for f in columns.factors]
         X = _factors.take_labels(table, columns.taken)
-        X, y, weight = checked_arrays((X, *arrays[1:]), True, False, weighted=True)
+        least = int(not columns.fit_intercept or not columns.taken)
+        own = X, *arrays[1:]
+        X, y, weight = checked_arrays(own, True, False, weighted=True, n_columns=least)
     kept = weight > 0
     return X[kept], y[kept], weight[kept], [own[kept] for own in labels]
 

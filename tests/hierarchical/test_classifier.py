@@ -1104,3 +1104,14 @@ def test_hyperparameters_are_one_of_three_words():
     X = np.column_stack([np.arange(8.0), np.arange(8) % 4])
     with pytest.raises(ValueError, match="hyperparameters"):
         HierarchicalEPLogistic(1, hyperparameters="average").fit(X, np.arange(8) % 2)
+
+
+def test_partitions_of_groups_alone_are_those_of_rows_in_memory():
+    """No column besides the label of the group: the intercept and the groups are the model."""
+    group = np.repeat(np.arange(8.0), 15)[:, None]
+    y = (np.random.default_rng(0).random(120) < 0.3 + 0.4 * (group[:, 0] % 2)).astype(int)
+    memory = HierarchicalEPLogistic(0, n_partitions=2).fit(group, y)
+    parts = HierarchicalEPLogistic(0).fit([(group[:60], y[:60]), (group[60:], y[60:])])
+    np.testing.assert_allclose(
+        parts.predict_proba(group), memory.predict_proba(group), rtol=0, atol=1e-3
+    )
