@@ -72,6 +72,12 @@ class EnergyState:
         self.problem, self.sites, self.marginals = problem, sites, marginals
         self.mean, self.var = marginals.mean, marginals.var
 
+    def at_rest(self):
+        """Return the state with its figures, but without vectors that can be made again."""
+        state = EnergyState(self.problem, self.sites, self.marginals)
+        state.energy, state.residual = self.energy, self.residual
+        return state
+
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""

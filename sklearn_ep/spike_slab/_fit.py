@@ -79,7 +79,9 @@ class NodeRuns:
         h = self.space.h(phi)
         slope = self.space.slope(state.evidence_gradient + self.prior.slope(h))
         log_prior = self.prior.log_density(h)
-        node = Node(phi, state.log_evidence, log_prior, slope, state.residual, Settled(state))
+        # an average keeps all nodes, of vectors as long as X has columns
+        kept = Settled(state.at_rest())
+        node = Node(phi, state.log_evidence, log_prior, slope, state.residual, kept)
         return self.tested(node) if node.objective > self.top else node
 
     def tested(self, node):
@@ -87,7 +89,7 @@ class NodeRuns:
         state, taken_back = node.payload
         if taken_back is not None:
             return node
-        taken_back = overrated(state, self.seed) if self.is_wide else 0.0
+        taken_back = overrated(state.at_rest(), self.seed) if self.is_wide else 0.0
         if taken_back > 0:  # the gradient of the evidence is not known any more
             slope = self.space.slope(self.prior.slope(self.space.h(node.phi)))
             node = node._replace(gradient=slope, log_evidence=node.log_evidence - taken_back)
@@ -186,7 +188,7 @@ def ep_attributes(plan, monitor):
         average = _about_mode(runs, mode, bounds, plan.settings.n_jobs, monitor)
         average, used = _confirmed(runs, average), "integrate"
     units = plan.units
-    parts = [CoefficientPosterior.of(units, node.payload.state) for node in average.nodes]
+    parts = [CoefficientPosterior.of(units, n.payload.state.at_rest()) for n in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)
     unit = np.array([2 * np.log(units.y_scale)] * 2 + [0.0])
     found = average_attributes(average, space, used, unit)
