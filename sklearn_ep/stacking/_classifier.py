@@ -23,7 +23,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import Bunch, check_array, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._engine.hyper import log_mixture, mixture_moments
 from .._engine.partition import Workers
@@ -333,6 +333,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             )
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
         check_classification_targets(y)
+        check_consistent_length(X, y)
         weight = checked_weights(sample_weight, y)
         seen = weight > 0
         warn_of_few_copies(self, weight[seen])

@@ -494,3 +494,9 @@ def test_default_parts_leave_errors_and_warnings_of_rows_to_the_stack():
         model.predict_proba(bad)
     with pytest.raises(ValueError, match="BayesianStackingClassifier is expecting 4"):
         model.predict_log_proba(X[:, :3])
+
+
+def test_rows_and_labels_of_different_numbers_are_an_error_that_says_so():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        BayesianStackingClassifier().fit(X, np.arange(39) % 2)
