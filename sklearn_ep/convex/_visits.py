@@ -396,7 +396,7 @@ class SampledLoop:
         place, m, moved = self.place, self.prior.n_sites, 0.0
         if m:
             before, place.own = place.own, predictor.coefficient_variance()[:m]
-            moved = float(np.mean((np.log(place.own) - np.log(before)) ** 2))
+            moved = float(np.mean(np.log(place.own / before) ** 2))
         return max(moved, self._new_scale(predictor, dof)) if self._learning else moved
 
     def _new_scale(self, predictor, dof):
