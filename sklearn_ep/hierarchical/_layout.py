@@ -457,28 +457,40 @@ def _row_order(shared, sign, weight, design, code, n_groups, largest):
     size = np.where(is_small, np.round(copies), 0).astype(int)
     order = np.empty(n_groups, dtype=int)
     order[np.argsort(size, kind="stable")] = np.arange(n_groups)
-    small = is_small[code]
-    content = np.zeros(len(code))
-    if small.any():
-        content[small] = _content(shared.take(small), sign[small])
-    rows = np.lexsort((content, order[code]))
-    repeats = np.where(small, np.round(weight), 1).astype(int)[rows]
-    return order, size, np.repeat(rows, repeats)
+    repeats = np.where(is_small[code], np.round(weight), 1).astype(int)
+    rows = np.repeat(np.arange(len(code)), repeats)
+    small, content = np.flatnonzero(is_small[code[rows]]), np.zeros(len(rows))
+    if len(small):
+        own = rows[small]
+        content[small] = _content(shared.take(own), sign[own], code[own])
+    return order, size, rows[np.lexsort((content, order[code[rows]]))]
 
 
-def _content(shared, sign):
+def _content(shared, sign, code):
     """Return numbers (n,) of rows with labels, by their columns and levels: a random order.
 
     Of a level only the largest number of its rows counts, so that names of levels change nothing.
     Numbers are smooth functions of the columns: rounding errors move no row past another that
     differs from it. They turn often, since an order by label or column would have errors of one
-    sign.
+    sign. Copies would be sorted by their labels alone, so that each has a number of its own.
     """
-    own = np.random.default_rng(0).standard_normal(shared.X.shape[1] + 2)
-    number = (shared.X * own[2:]).sum(axis=1) + own[0] * sign
+    own = np.random.default_rng(0).standard_normal(shared.X.shape[1] + 3)
+    number = (shared.X * own[2:-1]).sum(axis=1) + own[0] * sign
     of_level = np.full(np.max(shared.at, initial=0) + 1, -np.inf)
     np.maximum.at(of_level, shared.at, number[:, None])
-    return np.sin(100.0 * (number + own[1] * of_level[shared.at].sum(axis=1)))
+    number += own[1] * of_level[shared.at].sum(axis=1)
+    return np.sin(100.0 * (number + own[-1] * _copies_before(number, code)))
+
+
+def _copies_before(number, code):
+    """Return how many rows (n,) of the same group and number come before each."""
+    order = np.lexsort((number, code))
+    pairs = np.column_stack([code, number])[order]
+    first = np.r_[True, np.any(pairs[1:] != pairs[:-1], axis=1)]
+    place = np.arange(len(order))
+    out = np.empty(len(order), dtype=int)
+    out[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    return out
 
 
 def _small_groups(size, bounds, shared):

@@ -167,6 +167,21 @@ def test_rounding_errors_of_columns_move_small_groups_no_more_than_that():
     assert apart(base, model().fit(X * (1.0 + 1e-9 * noise), y, groups=G[:, 0])) < 1e-6
 
 
+def test_small_groups_without_columns_lean_to_no_label():
+    """Their rows differ by the label alone; taken in by it they moved the intercept by .3 sd."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(12), rng.integers(3, 9, 12))[:, None]
+    p = expit(2.5 * rng.standard_normal(12)[groups[:, 0]] - 1.0)
+    y = (rng.random(len(p)) < p).astype(int)
+    fits = [HierarchicalEPLogistic(0, **MODE).fit(groups, labels) for labels in (y, 1 - y)]
+    exact = HierarchicalEPLogistic(0, engine="importance", random_state=0).fit(groups, y)
+    sd = np.sqrt(exact.coef_cov_[0, 0])
+    np.testing.assert_allclose(fits[0].intercept_, exact.intercept_, atol=0.1 * sd)
+    np.testing.assert_allclose(fits[0].intercept_, -fits[1].intercept_, atol=0.1 * sd)
+    swapped = fits[1].predict_proba(groups)[:, ::-1]
+    np.testing.assert_allclose(fits[0].predict_proba(groups), swapped, atol=5e-3)
+
+
 def test_order_of_factors_and_rows_and_the_kind_of_labels_do_not_matter():
     X, y, G = people_and_items(100, (7, 5))
     model = functools.partial(HierarchicalEPLogistic, **MODE)  # one node is as telling
