@@ -55,14 +55,6 @@ class ClassUpdate(NamedTuple):
         return 0.5 * np.sum(g**2 - e + e**2 / e.sum(1, keepdims=True), axis=1)
 
 
-def star_times(d: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return (diag(d) - d d' / sum d) x for d (n, K) and x (n, K) or columns (n, K, k) of them."""
-    columns = x.reshape(*d.shape, -1)
-    dx = d[:, :, None] * columns
-    out = dx - d[:, :, None] * (dx.sum(1) / d.sum(1)[:, None])[:, None]
-    return out.reshape(x.shape)
-
-
 def contrast_variances(cov: np.ndarray) -> np.ndarray:
     """Return variances (n, K) of independent values whose contrasts are closest to those of cov.
 
@@ -147,7 +139,7 @@ def class_update(
     d = tilted.slope / left
     if not np.all(d.sum(1) > 0):
         raise gaussian.ImproperPosterior("a row takes more of its classes' precision than it has")
-    new = Sites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
+    new = Sites(d, gaussian.star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
     return ClassUpdate(new, log_term, tilted, removed)
 
@@ -203,7 +195,7 @@ def _log_mass(sites: Sites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
     level = np.sum(d * x, axis=1) / e.sum(1)
     tilted = x + v * e * level[:, None]
     log_det = np.sum(np.log(spread), axis=1) + np.log(e.sum(1)) - np.log(d.sum(1))
-    quad = np.sum((tilted - m) ** 2 / v + tilted * star_times(d, tilted), axis=1)
+    quad = np.sum((tilted - m) ** 2 / v + tilted * gaussian.star_times(d, tilted), axis=1)
     return -0.5 * (log_det + quad) + np.sum(b * tilted, axis=1)
 
 

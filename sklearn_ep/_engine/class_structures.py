@@ -24,7 +24,6 @@ from scipy.linalg import blas
 from scipy.sparse.linalg import LinearOperator, gcrotmk
 
 from . import gaussian
-from .class_sites import star_times
 
 # Classes times columns up to which the joint precision matrix is factorised, of 128 MB.
 MOST_WEIGHTS = 4000
@@ -216,7 +215,7 @@ class ClassLatentState:
 
         def product(v: np.ndarray) -> np.ndarray:
             """Return what K^-1 mean has to make the shift: its product with I + precision K."""
-            return v + star_times(self.precision, K @ v)
+            return v + gaussian.star_times(self.precision, K @ v)
 
         if not self.spread.single:
             left = shift - product(alpha)
@@ -352,7 +351,7 @@ class ClassWeightState:
 
     def pull(self) -> np.ndarray:
         """Return what the sites pull the latent values of the rows by at the mean, (n, K)."""
-        return self.shift - star_times(self.precision, self.mean)
+        return self.shift - gaussian.star_times(self.precision, self.mean)
 
 
 class ClassWeights:

@@ -392,6 +392,14 @@ def with_data(B: Any, data: np.ndarray) -> Any:
     return type(B)((data, B.indices, B.indptr), shape=B.shape)
 
 
+def star_times(d: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return (diag(d) - d d' / sum d) x for d (n, K) and x (n, K) or columns (n, K, k) of them."""
+    columns = x.reshape(*d.shape, -1)
+    dx = d[:, :, None] * columns
+    out = dx - d[:, :, None] * (dx.sum(1) / d.sum(1)[:, None])[:, None]
+    return out.reshape(x.shape)
+
+
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
     """Return B' diag(weight) B as a dense matrix (q, q), in single precision if B is."""
     if hasattr(B, "weighted_gram"):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times, stars
-from .._engine.gaussian import ImproperPosterior, row_blocks
+from .._engine.class_sites import JointEP, contrast_variances, empty_sites, stars
+from .._engine.gaussian import ImproperPosterior, row_blocks, star_times
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from . import _systems
 from ._joint_exact import SpreadByRows

@@ -12,8 +12,8 @@ from sklearn_ep._engine.class_sites import (
     class_log_weights,
     class_update,
     contrast_variances,
-    star_times,
 )
+from sklearn_ep._engine.gaussian import star_times
 from sklearn_ep._engine.likelihoods import Probit
 from sklearn_ep._engine.noisy_argmax import (
     CLASS_LIKELIHOODS,
