@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from scipy.special import logsumexp
 
 from .._engine.gaussian import row_blocks
-from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
+from .._engine.hyper import draw_mixture, mixture_covariance, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
@@ -192,10 +192,9 @@ class AveragedWeights(LinearPosterior, AveragedPosterior):
 
     def weight_covariance(self, B):
         """Return the covariances (n, n_new) of the weights with the predictor, slopes included."""
-        apart = np.array([node.mean - self.mean for node in self.nodes])
-        joint = (self.weight * apart.T) @ (B @ apart.T).T
-        for weight, node in zip(self.weight, self.nodes, strict=True):
-            joint += weight * node.weight_covariance(B)
+        each = (node.weight_covariance(B) for node in self.nodes)
+        means = np.array([node.mean for node in self.nodes])
+        joint = mixture_covariance(self.weight, each, means, (B @ means.T).T)
         return self.slope**2 * self.temper * joint
 
     def coefficient_variance(self):
