@@ -23,7 +23,7 @@ from ._calibration import SCALES, calibrated_labels, rows_at_scales
 from ._double_loop import ExactFit, Last
 from ._parameters import SIZES, Limits, is_flat, learns_scale, make_prior, refuse_integration
 from ._posterior import AveragedWeights, WeightPosterior
-from ._rows import PartedRows, PartRows, RowSpec, left_out, left_out_of_anchors
+from ._rows import PartedRows, PartRows, RowSpec, column_sums, left_out, left_out_of_anchors
 from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher, weighted_variances
 from ._visits import NaturalGradient, SampledLoop
@@ -310,7 +310,7 @@ def make_parted(estimator, run, from_user):
     spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
     spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, float(counts @ weights), size)
-    prior = make_prior(estimator, d, lambda: rows.column_sums().variances[:d])
+    prior = make_prior(estimator, d, lambda: rows.visit(column_sums).variances[:d])
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
     return _problem(estimator, rows, prior, how, sum(sizes), ("partitions",), rng)

@@ -290,7 +290,8 @@ def _rows_of(part, k, spec):
         rows = _read(part, k, spec)
         n_copies, sparse = 1 if spec.seed is None else 3, sp.issparse(rows.B)
         size = (n_copies + 1) * rows.B.nnz if sparse else n_copies * rows.B.size
-        KEPT.keep(spec.token, k, rows, size)
+        if spec.token:  # before a fit nothing is kept
+            KEPT.keep(spec.token, k, rows, size)
     return rows
 
 
@@ -299,9 +300,8 @@ def _answered(part, k, spec, what, *message):
     return what(_rows_of(part, k, spec), *message)
 
 
-def _column_sums(part, k, spec):
-    """Return the `ColumnSums` of partition k, before anything is kept of it."""
-    rows = _read(part, k, spec)
+def column_sums(rows):
+    """Return the `ColumnSums`."""
     return _systems.ColumnSums.of(rows.B, rows.sites.weight)
 
 
@@ -334,10 +334,6 @@ class PartedRows:
     weight: float
     size: float
     n_visits: int = field(default=0, init=False)
-
-    def column_sums(self):
-        """Return the `ColumnSums` of all parts."""
-        return add_up(self.run(_column_sums, range(self.n_parts), self.spec))
 
     def visit(self, what, *message):
         """Return what a function of `PartRows` says of all parts, added up."""
