@@ -199,11 +199,12 @@ class DoubleLoop:
         prior = self.prior
         diagonal = prior.start_precision(prior.start_scale)
         rows, coefficients = self.design.start_variances(diagonal, self.weight)
-        return self._pack(rows, coefficients[: prior.n_sites], prior.start_scale)
+        own = coefficients[: prior.n_sites]
+        return self._pack(rows, own, prior.start_scale, prior.start_scale)
 
-    def _pack(self, rows, coefficients, scale):
+    def _pack(self, rows, coefficients, scale, new_scale):
         own = np.log(coefficients / scale**2) if self.prior.n_sites else coefficients
-        return np.concatenate([np.log(rows), own, log_scales(self.prior, scale)])
+        return np.concatenate([np.log(rows), own, log_scales(self.prior, new_scale)])
 
     def _unpack(self, x):
         q, m = self.design.shape[0], self.prior.n_sites
@@ -238,8 +239,7 @@ class DoubleLoop:
         prior, new_scale = self.prior.penalty(inner.u, own, scale), scale
         if self.prior.learn:
             new_scale = self.prior.new_scale(inner.u, prior, scale, system, dof, self.of_scale)
-        target = self._pack(new, own, scale)
-        target[len(target) - n_scales :] = log_scales(self.prior, new_scale)
+        target = self._pack(new, own, scale, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
         step = OuterStep(inner, system, new, scale, dof, prior, own, np.nan)
@@ -250,7 +250,7 @@ class DoubleLoop:
         # with a prior of the scale its mode is wanted roughly, and MacKay's steps are as good
         if self.prior.learn and self.of_scale is None and self._near:
             new_scale = self.prior.newton_scale(inner.u, prior, scale, system, dof)
-            target[len(target) - n_scales :] = log_scales(self.prior, new_scale)
+            target = self._pack(new, own, scale, new_scale)
         # in the least squares of the acceleration copies of a row count like rows
         tail = np.full(n_scales, np.sqrt(self.weight.sum()))
         metric = np.concatenate([np.sqrt(self.weight), np.ones(self.prior.n_sites), tail])

@@ -135,9 +135,8 @@ class RegressionPlan:
         """Return what predicts from a `RegressionStep`."""
         loop, temper, freedom = self.loop, 1.0, np.inf
         if loop.noise is None:
-            freedom = max(loop.n_free - step.dof, 1.0)
             temper, told = self._temper(step) if calibrated else (1.0, 0.0)
-            freedom = max(freedom, told)
+            freedom = max(loop.n_free - step.dof, told, 1.0)
         about = step.noise, loop.exact, self.centre, temper, freedom, step.dof / len(step.u)
         return RegressionPosterior(step.u, step.variances, *about)
 

@@ -264,7 +264,7 @@ class PrimalSystem(HalfCovariance):
         root = np.sqrt(diagonal)
         inverse = gaussian.inverse_from_triangular(self.half)
         squares = _squares_off_identity(root[:, None] * inverse * root)
-        return _summed(squares, groups)
+        return np.sum(squares) if groups is None else np.bincount(groups, squares[: len(groups)])
 
 
 def _squares_off_identity(matrix):
@@ -272,13 +272,6 @@ def _squares_off_identity(matrix):
     np.negative(matrix, out=matrix)
     gaussian.add_to_diagonal(matrix, 1.0)
     return np.einsum("ij,ij->i", matrix, matrix)
-
-
-def _summed(values, groups):
-    """Return the sum of values, or those of the groups of the first of them."""
-    if groups is None:
-        return float(np.sum(values))
-    return np.bincount(groups, values[: len(groups)])
 
 
 class DiagonalCovariance:
@@ -395,11 +388,11 @@ class DualSystem:
         With the `groups` of the first coefficients what each has of it. O(q^2 n).
         """
         if groups is None:
-            return _summed(_squares_off_identity(gaussian.inverse_from_cholesky(self.lower)), None)
+            return np.sum(_squares_off_identity(gaussian.inverse_from_cholesky(self.lower)))
         half = _explained(self, sp.eye_array(len(diagonal), format="csr")) * np.sqrt(diagonal)
         whole = solve_triangular(self.lower, half, lower=True, trans="T", check_finite=False)
         squares = np.einsum("ij,ij->j", half, half) - np.einsum("ij,ij->j", whole, whole)
-        return _summed(squares, groups)
+        return np.bincount(groups, squares[: len(groups)])
 
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""

@@ -507,6 +507,7 @@ class NaturalGradient:
     def __post_init__(self):
         self.n = len(self.prior.variance)
         self._lower = np.tril_indices(self.n)
+        self.n_scales = len(log_scales(self.prior, self.prior.start_scale))
 
     def start(self):
         """Return the state to start from, by one visit at zero."""
@@ -568,13 +569,11 @@ class NaturalGradient:
         rows, columns = self._lower
         matrix = np.where(rows == columns, 1.0, np.sqrt(2.0)) * q[rows] * q[columns]
         own = [(q[:m] / scale) ** 2, q[:m] / scale] if m else []
-        n_scales = len(log_scales(self.prior, self.prior.start_scale))
-        return np.concatenate([matrix, q, *own, np.full(n_scales, np.sqrt(self.n))])
+        return np.concatenate([matrix, q, *own, np.full(self.n_scales, np.sqrt(self.n))])
 
     def solve(self, x, damping, **limits):
         """Iterate from state x; see `loop.iterate` for the result."""
-        n_scales = len(log_scales(self.prior, self.prior.start_scale))
-        acceleration = _WithScales(depth=5, mixing=damping, n_scales=n_scales)
+        acceleration = _WithScales(depth=5, mixing=damping, n_scales=self.n_scales)
         steps = dict(damping=damping, acceleration=acceleration)
         return iterate(self.evaluate, x, accept=_no_fall, backtracks=3, **steps, **limits)
 
