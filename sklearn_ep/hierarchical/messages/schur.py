@@ -11,7 +11,7 @@ they may be anywhere, in any number of parts.
 """
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +44,7 @@ class FactorRows:
     """Rows with an intercept for a level of each factor.
 
     X (n, D), sign (n,) in {-1, +1}, weight (n,) tied copies; codes (n,) and n_levels are of each
-    factor; big is the number of the factor that is eliminated. Which pairs of its levels with those
-    of other factors occur is kept, once these are asked for.
+    factor; big is the number of the factor that is eliminated.
     """
 
     X: np.ndarray
@@ -54,10 +53,6 @@ class FactorRows:
     codes: list[np.ndarray]
     n_levels: list[int]
     big: int
-    _pairs: dict[int, Any] = field(default_factory=dict, init=False)
-
-    def __getstate__(self):
-        return vars(self) | {"_pairs": {}}
 
     def sums(self, f, values):
         """Return the sums (L_f,) of values (n,) over the levels of a factor."""
@@ -80,22 +75,6 @@ class FactorRows:
     def of_big(self, value):
         """Return a list over factors with the value of the big one, None for others."""
         return [value if f == self.big else None for f in range(len(self.codes))]
-
-    def pair_sums(self, values, f):
-        """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
-
-        The sums are of values (n,) of rows; where all pairs are of one row, a pair is a row.
-        """
-        code, other = self.codes[f], self.codes[self.big]
-        if f not in self._pairs:
-            both = code * self.n_levels[self.big] + other
-            pairs, number = np.unique(both, return_inverse=True)
-            self._pairs[f] = None if len(pairs) == len(both) else (number, pairs)
-        if self._pairs[f] is None:
-            return values, other, code
-        number, pairs = self._pairs[f]
-        code, other = np.divmod(pairs, self.n_levels[self.big])
-        return np.bincount(number, values, minlength=len(pairs)), other, code
 
 
 class SystemSums(NamedTuple):
@@ -123,8 +102,7 @@ def system_sums(rows, state, places, n_big, size):
     block[:d, :d] = weighted.T @ rows.X
     entries: list[Any] = [np.zeros((3, 0), dtype=np.intp)]  # masses, and places of both kinds
     for k, f in enumerate(dense):
-        mass, other, code = rows.pair_sums(t, f)
-        entries.append((mass, places[big][other], places[f][code] - d))
+        entries.append((t, places[big][rows.codes[big]], places[f][rows.codes[f]] - d))
         block[:d, places[f]] = np.array([rows.sums(f, w) for w in weighted.T]).reshape(d, -1)
         block[places[f], :d] = block[:d, places[f]].T
         block[places[f], places[f]] = rows.sums(f, t)
@@ -150,8 +128,9 @@ def taken(rows, state, eliminated):
     out: list[Any] = [None] * len(rows.codes)
     for f, n in enumerate(rows.n_levels):
         if f != rows.big:
-            masses, other, code = rows.pair_sums(state.precision, f)
-            out[f] = np.bincount(code, masses**2 / eliminated[rows.big][other], minlength=n)
+            pairs = rows.codes[f], rows.codes[rows.big]
+            masses = csr_array((state.precision, pairs), (n, rows.n_levels[rows.big]))
+            out[f] = masses.power(2) @ (1.0 / eliminated[rows.big])
     return out
 
 
