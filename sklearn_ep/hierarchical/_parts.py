@@ -3,7 +3,6 @@
 A checkpoint is plain arrays, written whole or not at all, and tied to its data.
 """
 
-import heapq
 import os
 import tempfile
 import zipfile
@@ -296,12 +295,10 @@ def _place_groups(est, draws, table, load, previous):
 
 def balance(load, n_sites):
     """Return the site (J,) of groups of `load` rows: the heaviest first, to the least loaded."""
-    site = np.empty(len(load), dtype=int)
-    heap = [(0.0, k) for k in range(n_sites)]
+    site, total = np.empty(len(load), dtype=int), np.zeros(n_sites)
     for j in np.argsort(-load, kind="stable"):
-        total, k = heap[0]
-        site[j] = k
-        heapq.heapreplace(heap, (total + float(load[j]), k))
+        site[j] = np.argmin(total)
+        total[site[j]] += load[j]
     return site
 
 

@@ -107,13 +107,8 @@ def _row_quadratic(rows, design, group, gain, root):
 
 def half_partition(precision, shift):
     """Return (R, mean, h'P^-1 h / 2 - log|P| / 2) of Gaussians with precisions P (M, D, D)."""
-    try:
-        lower = np.linalg.cholesky(precision)
-    except np.linalg.LinAlgError as error:
-        raise gaussian.ImproperPosterior(
-            "the conditional precision is not positive definite"
-        ) from error
-    root = np.stack([gaussian.triangular_inverse(part) for part in lower])
+    lower = list(map(gaussian.checked_cholesky, precision))
+    root = np.stack(list(map(gaussian.triangular_inverse, lower)))
     half = (root @ shift[..., None])[..., 0]
     mean = (half[..., None, :] @ root)[..., 0, :]
     log_det = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(1)
