@@ -12,6 +12,7 @@ from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import row_blocks
 from .._engine.partition import PartMap
+from .._engine.rows import find_copies
 from .._estimator import checks, row_parts
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
@@ -86,13 +87,6 @@ def dense_blocks(X, most=BLOCK_BYTES):
     """Yield the rows as dense arrays, about BLOCK_BYTES and at most so many rows at a time."""
     for rows in row_blocks(X.shape[0], max(8 * X.shape[1], BLOCK_BYTES // most), BLOCK_BYTES):
         yield dense_rows(X[rows])
-
-
-def _different_rows(X):
-    """Return how many rows are different: a projection of each tells, to rounding."""
-    place = np.sort(X @ np.cos(np.arange(1.0, X.shape[1] + 1.0)))
-    size = np.abs(place).max(initial=0.0)
-    return 1 + int(np.count_nonzero(np.diff(place) > 1e-9 * size))
 
 
 @dataclass
@@ -196,7 +190,7 @@ def _data(estimator, X, y, sample_weight):
                 "sample_weight adds up to at most one row, which only fits an intercept."
             )
         rows = training.X
-        n_different = _different_rows(rows)
+        n_different = len(find_copies(rows, training.weight).first)
         stats = row_parts.statistics_of_rows(rows, training.y, training.weight)
         if not intercept and not (sp.issparse(rows) and rows.shape[0] > 2 * rows.shape[1]):
             # taking means off and back costs digits
