@@ -141,41 +141,31 @@ class ProbitRegression:
         # the mean is matched even where the least site binds
         return np.stack([t.mean * (precision + cavity[1]) - cavity[0], precision])
 
-    def swept(self, x, **limits):
-        """Iterate sweeps over all sites from x (2, n + d); return the loop's Result."""
+    def swept(self, x, *, tol, learns=False, descends=False, **limits):
+        """Iterate sweeps over all sites from x (2, n + d); return the loop's Result.
+
+        By steps that learn from those before if it `learns`. If it `descends` sweeps are over the
+        rows, with steps down the energy of the columns before each.
+        """
 
         def evaluate(x):
-            state = ProbitState(self, x)
+            state = ProbitState(self, x, tol if descends else None)
+            if descends:
+                return state.evaluation(state.columns.sites)
             if np.any(state.columns.cavity[1] < LEAST_CAVITY / self.factor.slab_variance):
                 raise ImproperPosterior("the posterior without one coefficient has no variance")
             return state.evaluation(self._answer(state.columns.cavity))
 
-        return iterate(evaluate, x, damping=self.damping, halvings=HALVINGS, **limits)
-
-    def accelerated(self, x, **limits):
-        """Iterate the same sweeps by steps that learn from those before."""
-        learning = Anderson(mixing=self.damping)
-        return self.swept(x, acceleration=learning, repair=self._admissible, **limits)
+        steps: Any = dict(damping=self.damping, halvings=HALVINGS)
+        if learns:
+            steps |= dict(acceleration=Anderson(mixing=self.damping), repair=self._admissible)
+        return iterate(evaluate, x, tol=tol, **steps, **limits)
 
     def _admissible(self, proposal, x, target):
         """Return a proposal without extrapolated row sites of negative precision."""
         n = len(self.y)
         sides = (side[:, :n] for side in (proposal, x, target))
         return np.hstack([halfway_if_negative(*sides), proposal[:, n:]])
-
-    def descended(self, x, *, tol, **limits):
-        """Iterate sweeps over the rows, with steps down the energy of the columns before each."""
-
-        def evaluate(x):
-            state = ProbitState(self, x, tol)
-            return state.evaluation(state.columns.sites)
-
-        return iterate(evaluate, x, tol=tol, damping=self.damping, **limits)
-
-    def descended_fast(self, x, **limits):
-        """Iterate the same by steps that learn from those before."""
-        learning = Anderson(mixing=self.damping)
-        return self.descended(x, acceleration=learning, repair=self._admissible, **limits)
 
 
 class Intercept(NamedTuple):
@@ -331,9 +321,9 @@ def run_near(problem, near):
     trace, x = Nearest(), problem.start() if near is None else problem.near(near)
     limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most, monitor=trace)
     few = problem.X.shape[1] <= len(problem.y)  # where a step is cheap, and leads to rest
-    for way in [problem.swept, problem.descended][: 1 + few]:
+    for descends in (False, True)[: 1 + few]:
         with suppress(ImproperPosterior):
-            way(x, **limits)
+            problem.swept(x, descends=descends, **limits)
         if trace.residual <= _SWEEPS.settled:
             break
     return trace
@@ -514,15 +504,18 @@ def _at_mode(problem, x, estimator, trace):
     limits, most = dict(tol=estimator.tol, monitor=trace), estimator.max_iter
     # where columns separate the classes sweeps go round unless they are slower
     slower = replace(problem, damping=_SWEEPS.slower * problem.damping)
-    sweeps = (problem.accelerated, _SWEEPS.first), (slower.accelerated, _SWEEPS.again)
     out, left = cast(Any, None), most
-    descents = (slower.descended, _SWEEPS.plain), (slower.descended_fast, most)
-    for way, number in (*sweeps, *descents):
+    for descends, learns, number, of in (
+        (False, True, _SWEEPS.first, problem),
+        (False, True, _SWEEPS.again, slower),
+        (True, False, _SWEEPS.plain, slower),
+        (True, True, most, slower),
+    ):
         at = x if trace.state is None else trace.state.x
+        way = dict(descends=descends, learns=learns, max_iter=max(min(number, left), 1))
         # where learning has ended by the descent, sweeps may have no proper posterior
-        passed_over = (ImproperPosterior,) if (way, number) in sweeps else ()
-        with suppress(*passed_over):
-            out = way(at, max_iter=max(min(number, left), 1), **limits)
+        with suppress(*(() if descends else (ImproperPosterior,))):
+            out = of.swept(at, **way, **limits)
         left = most - trace.n_iter - 1
         if out is not None and (left <= 0 or out.reason in ("converged", "asked")):
             break
