@@ -156,7 +156,7 @@ class ProbitRegression:
                 raise ImproperPosterior("the posterior without one coefficient has no variance")
             return state.evaluation(self._answer(state.columns.cavity))
 
-        steps: Any = dict(damping=self.damping, halvings=HALVINGS)
+        steps: Any = dict(damping=self.damping) | ({} if descends else dict(halvings=HALVINGS))
         if learns:
             steps |= dict(acceleration=Anderson(mixing=self.damping), repair=self._admissible)
         return iterate(evaluate, x, tol=tol, **steps, **limits)
